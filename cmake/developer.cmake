@@ -1,0 +1,105 @@
+# What only leanopt's own build needs: warnings, sanitizers, GoogleTest, Google Benchmark, and the
+# functions that declare our tests. A consumer never sees this file.
+include(FetchContent)
+include(GoogleTest)
+
+set(LEANOPT_SANITIZE "" CACHE STRING "Sanitizers for our own programs, e.g. address,undefined")
+set(CMAKE_CXX_EXTENSIONS OFF)
+
+# LibTorch's old ABI is a matter of whole programs: all that is linked here needs the same one, so a
+# system's GoogleTest is of no use and one is built from source.
+get_target_property(abi leanopt::torch INTERFACE_COMPILE_DEFINITIONS)
+set(leanopt_old_abi FALSE)
+if(NOT abi)
+  set(abi "")
+elseif(abi MATCHES "_GLIBCXX_USE_CXX11_ABI=0")
+  set(leanopt_old_abi TRUE)
+  set(FETCHCONTENT_TRY_FIND_PACKAGE_MODE NEVER)
+  add_compile_definitions(${abi})
+endif()
+
+# System packages are preferred (Debian: libgtest-dev, libbenchmark-dev); without them the sources
+# are downloaded. FETCHCONTENT_SOURCE_DIR_GOOGLETEST names a source folder that is at hand.
+FetchContent_Declare(googletest
+  URL https://github.com/google/googletest/archive/refs/tags/v1.14.0.tar.gz
+  URL_HASH SHA256=8ad598c73ad796e0d8280b082cebd82a630d73e73cd3c70057938a6501bba5d7
+  FIND_PACKAGE_ARGS NAMES GTest)
+FetchContent_Declare(benchmark
+  URL https://github.com/google/benchmark/archive/refs/tags/v1.8.3.tar.gz
+  URL_HASH SHA256=6bc180a57d23d4d9515519f92b0c83d61b05b5bab188961f36ac7b06b0d9e9ce
+  FIND_PACKAGE_ARGS)
+set(BENCHMARK_ENABLE_TESTING OFF CACHE BOOL "Google Benchmark's own tests")
+set(INSTALL_GTEST OFF CACHE BOOL "Install GoogleTest along with leanopt")
+set(BENCHMARK_ENABLE_INSTALL OFF CACHE BOOL "Install Google Benchmark along with leanopt")
+FetchContent_MakeAvailable(googletest)
+
+# Warnings as errors, and the sanitizers, for one of our own programs.
+function(leanopt_developer_flags target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Werror)
+  if(LEANOPT_SANITIZE)
+    set(flags -fsanitize=${LEANOPT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    target_compile_options(${target} PRIVATE ${flags})
+    target_link_options(${target} PRIVATE ${flags})
+  endif()
+endfunction()
+
+# leanopt_test_program(name SOURCES file... [TORCH])
+# A test program that ctest does not know yet, for those that declare their cases with add_test. It
+# has GoogleTest and its main; a main of its own takes precedence. TORCH: it includes LibTorch's
+# headers; without it, neither LibTorch's headers nor its libraries are within reach.
+function(leanopt_test_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "" "SOURCES")
+  add_executable(${name} ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE GTest::gtest GTest::gtest_main)
+  leanopt_developer_flags(${name})
+  if(arg_TORCH)
+    target_link_libraries(${name} PRIVATE leanopt::leanopt)
+    target_precompile_headers(${name} REUSE_FROM leanopt_test_headers)
+    add_dependencies(torch_tests ${name})
+  else()
+    target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include)
+    target_compile_features(${name} PRIVATE cxx_std_17)
+    add_dependencies(plain_tests ${name})
+  endif()
+endfunction()
+
+# leanopt_test(name SOURCES file... [TORCH] [LABELS label...] [TIMEOUT seconds])
+# A test program each of whose GoogleTest cases is a ctest called name.Suite.Case, with the label
+# `torch` or `plain` beside those given. A case may take 120 seconds unless TIMEOUT says otherwise.
+function(leanopt_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "TIMEOUT" "SOURCES;LABELS")
+  if(arg_TORCH)
+    leanopt_test_program(${name} TORCH SOURCES ${arg_SOURCES})
+    list(APPEND arg_LABELS torch)
+  else()
+    leanopt_test_program(${name} SOURCES ${arg_SOURCES})
+    list(APPEND arg_LABELS plain)
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  # Discovery starts the program, which with LibTorch takes half a second, on a busy machine more.
+  gtest_discover_tests(${name} TEST_PREFIX ${name}. TEST_LIST ${name}_cases
+                       DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120)
+  # The properties are set from a file of our own because gtest_discover_tests takes lists apart.
+  set(properties ${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake)
+  file(CONFIGURE OUTPUT ${properties} @ONLY CONTENT [[
+if(@name@_cases)
+  set_tests_properties(${@name@_cases} PROPERTIES TIMEOUT @arg_TIMEOUT@ LABELS "@arg_LABELS@")
+endif()
+]])
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${properties})
+endfunction()
+
+# All test programs; those that need LibTorch; those that do not.
+add_custom_target(torch_tests)
+add_custom_target(plain_tests)
+add_custom_target(all_tests DEPENDS torch_tests plain_tests)
+
+# LibTorch's headers cost every unit that includes them 16 to 22 seconds, precompiled a few.
+file(WRITE ${PROJECT_BINARY_DIR}/test_headers.cpp "")
+add_library(leanopt_test_headers OBJECT EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/test_headers.cpp)
+target_link_libraries(leanopt_test_headers PRIVATE leanopt::torch GTest::gtest)
+target_precompile_headers(leanopt_test_headers PRIVATE <torch/torch.h> <gtest/gtest.h>)
+leanopt_developer_flags(leanopt_test_headers)

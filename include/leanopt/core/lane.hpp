@@ -1,0 +1,461 @@
+// Lane values: the closed list of operations that a rule or a format may use. lanes<T, N> is N
+// numbers in one SIMD register, or one number (N = 1, host and device). Every operation is one
+// correctly rounded IEEE operation or integer arithmetic and is never merged with another, so all
+// N give the same bits: a * b + c is two operations everywhere, fma(a, b, c) is one everywhere.
+//
+// Everything is always inlined and takes references: the functions have no target attribute of
+// their own and become AVX2 or AVX-512 code inside the engine's entry points. The odd spellings
+// below (broadcast by a loop, builtins where a generic form exists, no memcpy of vectors) are those
+// that g++ 12 turns into one instruction; each innocent form costs a factor of 2 to 6.
+#pragma once
+
+#include <leanopt/config.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__x86_64__) && !defined(__CUDACC__)
+#if (defined(__clang__) && __clang_major__ >= 17) || (!defined(__clang__) && __GNUC__ >= 12)
+#define LEANOPT_LANES_X86 1
+#include <immintrin.h>  // g++ declares its builtins here
+#else
+#warning "leanopt: vector lanes need g++ 12 or clang 17; this compiler takes the scalar path"
+#endif
+#endif
+
+LEANOPT_EXACT_BEGIN
+namespace leanopt {
+
+template <class To, class From>
+LEANOPT_HD To bit_cast(const From& x) {
+  static_assert(sizeof(To) == sizeof(From), "leanopt: bit_cast between types of one size");
+  To y;
+  memcpy(&y, &x, sizeof y);
+  return y;
+}
+LEANOPT_HD std::uint32_t bits(float x) { return bit_cast<std::uint32_t>(x); }
+LEANOPT_HD float real(std::uint32_t x) { return bit_cast<float>(x); }
+LEANOPT_HD std::uint32_t max(std::uint32_t a, std::uint32_t b) { return a > b ? a : b; }
+LEANOPT_HD std::uint32_t min(std::uint32_t a, std::uint32_t b) { return a < b ? a : b; }
+/// a > b ? x : y, lane by lane.
+LEANOPT_HD std::uint32_t if_above(std::uint32_t a, std::uint32_t b, std::uint32_t x,
+                                  std::uint32_t y) {
+  return a > b ? x : y;
+}
+
+/// x^n by squaring: the same bits with every libm, which std::pow does not promise.
+inline double power(double x, std::int64_t n) {
+  double r = 1;
+  for (; n; n >>= 1, x *= x)
+    if (n & 1) r *= x;
+  return r;
+}
+
+template <class T, int N>
+struct lanes;
+template <class V>
+struct lane_traits;
+/// The 32-bit unsigned integers that go with float lanes.
+template <class V>
+using ints = typename lane_traits<V>::ints;
+
+// ---- one number --------------------------------------------------------------------------------
+
+namespace detail {
+#if defined(__CUDA_ARCH__)
+LEANOPT_HD float add(float a, float b) { return __fadd_rn(a, b); }
+LEANOPT_HD float subtract(float a, float b) { return __fsub_rn(a, b); }
+LEANOPT_HD float multiply(float a, float b) { return __fmul_rn(a, b); }
+LEANOPT_HD float quotient(float a, float b) { return __fdiv_rn(a, b); }
+LEANOPT_HD float root(float a) { return __fsqrt_rn(a); }
+LEANOPT_HD float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+LEANOPT_HD double add(double a, double b) { return __dadd_rn(a, b); }
+LEANOPT_HD double subtract(double a, double b) { return __dsub_rn(a, b); }
+LEANOPT_HD double multiply(double a, double b) { return __dmul_rn(a, b); }
+LEANOPT_HD double quotient(double a, double b) { return __ddiv_rn(a, b); }
+LEANOPT_HD double root(double a) { return __dsqrt_rn(a); }
+LEANOPT_HD double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
+#else
+template <class T>
+LEANOPT_HD T add(T a, T b) {
+  return a + b;
+}
+template <class T>
+LEANOPT_HD T subtract(T a, T b) {
+  return a - b;
+}
+template <class T>
+LEANOPT_HD T multiply(T a, T b) {
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#endif
+  return a * b;
+}
+template <class T>
+LEANOPT_HD T quotient(T a, T b) {
+  return a / b;
+}
+LEANOPT_HD float root(float a) { return __builtin_sqrtf(a); }
+LEANOPT_HD double root(double a) { return __builtin_sqrt(a); }
+LEANOPT_HD float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+LEANOPT_HD double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
+#endif
+}  // namespace detail
+
+template <class T>
+struct lanes<T, 1> {
+  T v;
+  lanes() = default;
+  LEANOPT_HD lanes(T x) : v(x) {}
+  LEANOPT_HD friend lanes operator+(const lanes& a, const lanes& b) {
+    return detail::add(a.v, b.v);
+  }
+  LEANOPT_HD friend lanes operator-(const lanes& a, const lanes& b) {
+    return detail::subtract(a.v, b.v);
+  }
+  LEANOPT_HD friend lanes operator*(const lanes& a, const lanes& b) {
+    return detail::multiply(a.v, b.v);
+  }
+  LEANOPT_HD friend lanes operator-(const lanes& a) { return -a.v; }
+  LEANOPT_HD friend lanes divide(const lanes& a, const lanes& b) {
+    return detail::quotient(a.v, b.v);
+  }
+  LEANOPT_HD friend lanes sqrt(const lanes& a) { return detail::root(a.v); }
+  LEANOPT_HD friend lanes fma(const lanes& a, const lanes& b, const lanes& c) {
+    return detail::fused(a.v, b.v, c.v);
+  }
+  /// a > b ? a : b and a < b ? a : b: where one is NaN, both give b.
+  LEANOPT_HD friend lanes max(const lanes& a, const lanes& b) { return a.v > b.v ? a.v : b.v; }
+  LEANOPT_HD friend lanes min(const lanes& a, const lanes& b) { return a.v < b.v ? a.v : b.v; }
+};
+template <class T>
+using scalar = lanes<T, 1>;
+LEANOPT_HD std::uint32_t bits(const scalar<float>& x) { return bits(x.v); }
+LEANOPT_HD std::uint32_t reduce_max(std::uint32_t a) { return a; }
+LEANOPT_HD std::uint32_t reduce_min(std::uint32_t a) { return a; }
+
+namespace detail {
+template <class T>
+struct scalar_traits {
+  using number = T;
+  using ints = std::uint32_t;
+  static constexpr int count = 1;
+  static constexpr int group = 1;  ///< how many registers store_bytes() takes at a time
+  LEANOPT_HD static ints iota() { return 0; }
+  template <class Memory>
+  LEANOPT_HD static lanes<T, 1> load(const Memory* p) {
+    return static_cast<T>(*p);
+  }
+  template <class Memory>
+  LEANOPT_HD static void store(Memory* p, const lanes<T, 1>& x) {
+    *p = static_cast<Memory>(x.v);
+  }
+  /// std::uint8_t is extended with zeros, std::int8_t with its sign.
+  template <class Byte>
+  LEANOPT_HD static ints load_bytes(const Byte* p) {
+    return static_cast<ints>(*p);
+  }
+  LEANOPT_HD static void store_bytes(std::uint8_t* p, const ints (&x)[1]) {
+    *p = static_cast<std::uint8_t>(x[0]);
+  }
+  LEANOPT_HD static ints load_words(const std::uint16_t* p) { return *p; }
+  LEANOPT_HD static void store_words(std::uint16_t* p, const ints& x) {
+    *p = static_cast<std::uint16_t>(x);
+  }
+};
+}  // namespace detail
+template <>
+struct lane_traits<lanes<float, 1>> : detail::scalar_traits<float> {};
+template <>
+struct lane_traits<lanes<double, 1>> : detail::scalar_traits<double> {};
+
+#if LEANOPT_LANES_X86
+// ---- N numbers ---------------------------------------------------------------------------------
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+template <class T, int N>
+struct lanes {
+  typedef T type __attribute__((vector_size(N * sizeof(T))));
+  typedef T unaligned
+      __attribute__((vector_size(N * sizeof(T)), aligned(alignof(T)), may_alias));
+  type v;
+
+  lanes() = default;
+  LEANOPT_INLINE lanes(const type& x) : v(x) {}
+  LEANOPT_INLINE lanes(T x) {
+    for (int i = 0; i < N; ++i) v[i] = x;
+  }
+
+  LEANOPT_INLINE friend lanes operator+(const lanes& a, const lanes& b) { return a.v + b.v; }
+  LEANOPT_INLINE friend lanes operator-(const lanes& a, const lanes& b) { return a.v - b.v; }
+  LEANOPT_INLINE friend lanes operator*(const lanes& a, const lanes& b) {
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#endif
+    return a.v * b.v;
+  }
+  LEANOPT_INLINE friend lanes operator-(const lanes& a) { return -a.v; }
+  LEANOPT_INLINE friend lanes operator&(const lanes& a, const lanes& b) { return a.v & b.v; }
+  LEANOPT_INLINE friend lanes operator|(const lanes& a, const lanes& b) { return a.v | b.v; }
+  LEANOPT_INLINE friend lanes operator<<(const lanes& a, int s) { return a.v << s; }
+  LEANOPT_INLINE friend lanes operator>>(const lanes& a, int s) { return a.v >> s; }
+  LEANOPT_INLINE friend lanes max(const lanes& a, const lanes& b) {
+    return a.v > b.v ? a.v : b.v;
+  }
+  LEANOPT_INLINE friend lanes min(const lanes& a, const lanes& b) {
+    return a.v < b.v ? a.v : b.v;
+  }
+  LEANOPT_INLINE friend lanes if_above(const lanes& a, const lanes& b, const lanes& x,
+                                       const lanes& y) {
+    return a.v > b.v ? x.v : y.v;
+  }
+  LEANOPT_INLINE friend lanes divide(const lanes& a, const lanes& b) { return a.v / b.v; }
+#if defined(__clang__)
+  LEANOPT_INLINE friend lanes fma(const lanes& a, const lanes& b, const lanes& c) {
+    return __builtin_elementwise_fma(a.v, b.v, c.v);
+  }
+  LEANOPT_INLINE friend lanes sqrt(const lanes& a) { return __builtin_elementwise_sqrt(a.v); }
+#else
+  LEANOPT_INLINE friend lanes fma(const lanes& a, const lanes& b, const lanes& c) {
+    if constexpr (sizeof(T) == 4 && N == 8) return __builtin_ia32_vfmaddps256(a.v, b.v, c.v);
+    if constexpr (sizeof(T) == 4 && N == 16)
+      return __builtin_ia32_vfmaddps512_mask(a.v, b.v, c.v, -1, 4);
+    if constexpr (sizeof(T) == 8 && N == 4) return __builtin_ia32_vfmaddpd256(a.v, b.v, c.v);
+    if constexpr (sizeof(T) == 8 && N == 8)
+      return __builtin_ia32_vfmaddpd512_mask(a.v, b.v, c.v, -1, 4);
+  }
+  LEANOPT_INLINE friend lanes sqrt(const lanes& a) {
+    if constexpr (sizeof(T) == 4 && N == 8) return __builtin_ia32_sqrtps256(a.v);
+    if constexpr (sizeof(T) == 4 && N == 16)
+      return __builtin_ia32_sqrtps512_mask(a.v, a.v, -1, 4);
+    if constexpr (sizeof(T) == 8 && N == 4) return __builtin_ia32_sqrtpd256(a.v);
+    if constexpr (sizeof(T) == 8 && N == 8) return __builtin_ia32_sqrtpd512_mask(a.v, a.v, -1, 4);
+  }
+#endif
+};
+
+template <int N>
+LEANOPT_INLINE lanes<std::uint32_t, N> bits(const lanes<float, N>& x) {
+  return (typename lanes<std::uint32_t, N>::type)x.v;
+}
+template <int N>
+LEANOPT_INLINE lanes<float, N> real(const lanes<std::uint32_t, N>& x) {
+  return (typename lanes<float, N>::type)x.v;
+}
+
+namespace detail {
+template <int H, int N, std::size_t... I>
+LEANOPT_INLINE lanes<std::uint32_t, N> swap_halves(const lanes<std::uint32_t, N>& x,
+                                                   std::index_sequence<I...>) {
+  return __builtin_shufflevector(x.v, x.v, (I ^ H)...);
+}
+template <int H, int N, class F>
+LEANOPT_INLINE std::uint32_t reduce(const lanes<std::uint32_t, N>& x, F f) {
+  if constexpr (H == 0)
+    return x.v[0];
+  else
+    return reduce<H / 2>(f(x, swap_halves<H>(x, std::make_index_sequence<N>{})), f);
+}
+}  // namespace detail
+template <int N>
+LEANOPT_INLINE std::uint32_t reduce_max(const lanes<std::uint32_t, N>& x) {
+  return detail::reduce<N / 2>(
+      x, [](const auto& a, const auto& b) LEANOPT_LAMBDA { return max(a, b); });
+}
+template <int N>
+LEANOPT_INLINE std::uint32_t reduce_min(const lanes<std::uint32_t, N>& x) {
+  return detail::reduce<N / 2>(
+      x, [](const auto& a, const auto& b) LEANOPT_LAMBDA { return min(a, b); });
+}
+
+namespace detail {
+/// What float and double lanes share: loads and stores of their own type, at any alignment.
+template <class T, int N>
+struct own_memory {
+  using number = T;
+  static constexpr int count = N;
+  LEANOPT_INLINE static lanes<T, N> load(const T* p) {
+    using L = lanes<T, N>;
+    const typename L::type x =  // a copy: no aligned reference to p may escape
+        *reinterpret_cast<const typename L::unaligned*>(p);
+    return x;
+  }
+  LEANOPT_INLINE static void store(T* p, const lanes<T, N>& x) {
+    *reinterpret_cast<typename lanes<T, N>::unaligned*>(p) = x.v;
+  }
+};
+}  // namespace detail
+
+template <int N>
+struct lane_traits<lanes<double, N>> : detail::own_memory<double, N> {
+  using detail::own_memory<double, N>::load;
+  using detail::own_memory<double, N>::store;
+  using narrow = lanes<float, N>;
+  LEANOPT_INLINE static lanes<double, N> load(const float* p) {
+    const typename narrow::type x = *reinterpret_cast<const typename narrow::unaligned*>(p);
+#if defined(__clang__)
+    return __builtin_convertvector(x, typename lanes<double, N>::type);
+#else
+    if constexpr (N == 4) return __builtin_ia32_cvtps2pd256(x);
+    if constexpr (N == 8)
+      return __builtin_ia32_cvtps2pd512_mask(x, typename lanes<double, N>::type{}, -1, 4);
+#endif
+  }
+  LEANOPT_INLINE static void store(float* p, const lanes<double, N>& x) {
+    typename narrow::type y;
+#if defined(__clang__)
+    y = __builtin_convertvector(x.v, typename narrow::type);
+#else
+    if constexpr (N == 4) y = __builtin_ia32_cvtpd2ps256(x.v);
+    if constexpr (N == 8) y = __builtin_ia32_cvtpd2ps512_mask(x.v, typename narrow::type{}, -1, 4);
+#endif
+    *reinterpret_cast<typename narrow::unaligned*>(p) = y;
+  }
+};
+
+template <int N>
+struct lane_traits<lanes<float, N>> : detail::own_memory<float, N> {
+  using ints = lanes<std::uint32_t, N>;
+  static constexpr int group = 32 / N;
+  LEANOPT_INLINE static ints iota() {
+    ints x;
+    for (int i = 0; i < N; ++i) x.v[i] = i;
+    return x;
+  }
+
+  /// N bytes: std::uint8_t is extended with zeros, std::int8_t with its sign.
+  template <class Byte>
+  LEANOPT_INLINE static ints load_bytes(const Byte* p) {
+    using type = typename ints::type;
+#if defined(__clang__)
+    typedef Byte bytes __attribute__((vector_size(N)));
+    typedef decltype(+Byte()) wide __attribute__((vector_size(N * 4)));
+    bytes b;
+    std::memcpy(&b, p, N);
+    return (type)__builtin_convertvector(b, wide);
+#else
+    typedef char v16qi __attribute__((vector_size(16)));
+    typedef long long v2di __attribute__((vector_size(16)));
+    typedef int v16si __attribute__((vector_size(64)));
+    constexpr bool is_signed = Byte(-1) < 0;
+    v2di b{};
+    if constexpr (N == 8) {
+      long long low;  // 8 bytes through a 16-byte memcpy would fail to forward from the store
+      std::memcpy(&low, p, 8);
+      b[0] = low;
+      return is_signed ? (type)__builtin_ia32_pmovsxbd256((v16qi)b)
+                       : (type)__builtin_ia32_pmovzxbd256((v16qi)b);
+    } else {
+      std::memcpy(&b, p, 16);
+      return is_signed ? (type)__builtin_ia32_pmovsxbd512_mask((v16qi)b, v16si{}, -1)
+                       : (type)__builtin_ia32_pmovzxbd512_mask((v16qi)b, v16si{}, -1);
+    }
+#endif
+  }
+
+  /// 32 numbers, each below 256.
+  LEANOPT_INLINE static void store_bytes(std::uint8_t* p, const ints (&x)[group]) {
+#if defined(__clang__)
+    typedef std::uint8_t bytes __attribute__((vector_size(N)));
+    for (int i = 0; i < group; ++i) {
+      const bytes b = __builtin_convertvector(x[i].v, bytes);
+      std::memcpy(p + i * N, &b, N);
+    }
+#else
+    if constexpr (N == 8) {
+      typedef int v8si __attribute__((vector_size(32)));
+      typedef short v16hi __attribute__((vector_size(32)));
+      const v16hi a = __builtin_ia32_packusdw256(v8si(x[0].v), v8si(x[1].v));
+      const v16hi b = __builtin_ia32_packusdw256(v8si(x[2].v), v8si(x[3].v));
+      const v8si r = __builtin_ia32_permvarsi256(v8si(__builtin_ia32_packuswb256(a, b)),
+                                                 v8si{0, 4, 1, 5, 2, 6, 3, 7});
+      std::memcpy(p, &r, 32);
+    } else {
+      typedef int v16si __attribute__((vector_size(64)));
+      typedef char v16qi __attribute__((vector_size(16)));
+      for (int i = 0; i < group; ++i) {
+        const v16qi b = __builtin_ia32_pmovdb512_mask(v16si(x[i].v), v16qi{}, -1);
+        std::memcpy(p + 16 * i, &b, 16);
+      }
+    }
+#endif
+  }
+
+  /// N numbers of 16 bits, extended with zeros.
+  LEANOPT_INLINE static ints load_words(const std::uint16_t* p) {
+    using type = typename ints::type;
+    typedef std::uint16_t words __attribute__((vector_size(N * 2)));
+    typedef std::uint16_t unaligned __attribute__((vector_size(N * 2), aligned(2), may_alias));
+    const words w = *reinterpret_cast<const unaligned*>(p);
+#if defined(__clang__)
+    return __builtin_convertvector(w, type);
+#else
+    typedef short v8hi __attribute__((vector_size(16)));
+    typedef short v16hi __attribute__((vector_size(32)));
+    typedef int v16si __attribute__((vector_size(64)));
+    if constexpr (N == 8)
+      return (type)__builtin_ia32_pmovzxwd256((v8hi)w);
+    else
+      return (type)__builtin_ia32_pmovzxwd512_mask((v16hi)w, v16si{}, -1);
+#endif
+  }
+
+  /// N numbers, each below 65536.
+  LEANOPT_INLINE static void store_words(std::uint16_t* p, const ints& x) {
+    typedef std::uint16_t words __attribute__((vector_size(N * 2)));
+    typedef std::uint16_t unaligned __attribute__((vector_size(N * 2), aligned(2), may_alias));
+    words w;
+#if defined(__clang__)
+    w = __builtin_convertvector(x.v, words);
+#else
+    typedef int v8si __attribute__((vector_size(32)));
+    typedef int v16si __attribute__((vector_size(64)));
+    typedef short v16hi __attribute__((vector_size(32)));
+    typedef long long v4di __attribute__((vector_size(32)));
+    typedef long long v2di __attribute__((vector_size(16)));
+    if constexpr (N == 8) {
+      const v4di both = (v4di)__builtin_ia32_packusdw256(v8si(x.v), v8si(x.v));
+      w = (words)v2di{both[0], both[2]};
+    } else {
+      w = (words)__builtin_ia32_pmovdw512_mask(v16si(x.v), v16hi{}, -1);
+    }
+#endif
+    *reinterpret_cast<unaligned*>(p) = w;
+  }
+};
+#pragma GCC diagnostic pop
+#endif  // LEANOPT_LANES_X86
+
+/// Sums of numbers in one fixed order for every N: sixteen partial sums, element i in sum i % 16,
+/// which a tree of halves folds into one.
+template <class V>
+struct sixteen_sums {
+  using L = lane_traits<V>;
+  using T = typename L::number;
+  static constexpr int count = 16;
+  V part[count / L::count];
+
+  LEANOPT_INLINE sixteen_sums() {
+    for (V& x : part) x = V(T(0));
+  }
+  /// Adds f(i) for i = 0, N, 2N, ... below 16; f gives the numbers i to i + N - 1.
+  template <class F>
+  LEANOPT_INLINE void add(F f) {
+    for (int k = 0; k < count / L::count; ++k) part[k] = part[k] + f(k * L::count);
+  }
+  LEANOPT_INLINE T total() const {
+    scalar<T> x[count];
+    T memory[count];
+    for (int k = 0; k < count / L::count; ++k) L::store(memory + k * L::count, part[k]);
+    for (int i = 0; i < count; ++i) x[i] = memory[i];
+    for (int half = count / 2; half; half /= 2)
+      for (int i = 0; i < half; ++i) x[i] = x[i] + x[i + half];
+    return x[0].v;
+  }
+};
+
+}  // namespace leanopt
+LEANOPT_EXACT_END

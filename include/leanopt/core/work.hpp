@@ -1,0 +1,51 @@
+// The work of a step as raw pointers and sizes: what the front hands to an engine.
+#pragma once
+
+#include <leanopt/core/lane.hpp>
+#include <leanopt/core/number.hpp>
+
+LEANOPT_EXACT_BEGIN
+namespace leanopt {
+
+/// The order in which a tensor's numbers stand in memory: sizes and strides in elements, outermost
+/// dimension first, both owned by the caller.
+struct strided {
+  int rank = 0;
+  const std::int64_t* sizes = nullptr;
+  const std::int64_t* strides = nullptr;
+};
+
+/// The numbers of a parameter or a gradient. Element i is the i-th in the order of the walk over
+/// `shape`; a tensor of rank 0 here (null sizes) is one run in memory.
+struct operand {
+  void* data = nullptr;
+  number type = number::float32;
+  strided shape;
+  bool is_run() const { return shape.rank == 0; }
+};
+
+/// Calls f(i, offset, n, stride) for the runs of elements [first, first + count): elements
+/// i to i + n - 1 stand at offset, offset + stride, ...
+template <class F>
+void each_run(const strided& s, std::size_t first, std::size_t count, F f) {
+  if (s.rank == 0) return f(first, std::int64_t(first), count, std::int64_t(1));
+  const int inner = s.rank - 1;
+  const auto width = std::size_t(s.sizes[inner]);
+  for (std::size_t i = first; i < first + count;) {
+    const std::size_t column = i % width, left = first + count - i;
+    const std::size_t n = left < width - column ? left : width - column;
+    auto row = std::int64_t(i / width);
+    std::int64_t offset = std::int64_t(column) * s.strides[inner];
+    for (int d = inner - 1; d >= 0; row /= s.sizes[d], --d) offset += row % s.sizes[d] * s.strides[d];
+    f(i, offset, n, s.strides[inner]);
+    i += n;
+  }
+}
+
+/// What a rule's formula needs per element besides the gradient: nothing.
+struct no_inputs {
+  static constexpr bool present = false;
+};
+
+}  // namespace leanopt
+LEANOPT_EXACT_END

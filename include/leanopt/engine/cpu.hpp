@@ -1,0 +1,828 @@
+// The CPU engine: fused loops over blocks of a tensor, staged in L1, without LibTorch. One text for
+// every instruction set: kernels are templates over the width of the lanes, forced into three entry
+// points, of which launch() picks one at run time. No flag of the consumer's build is needed.
+#pragma once
+
+#include <leanopt/core/random.hpp>
+#include <leanopt/core/slot.hpp>
+#include <leanopt/core/work.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <type_traits>
+
+LEANOPT_EXACT_BEGIN
+namespace leanopt::cpu {
+
+/// The instruction sets, in LibTorch's order and under its names (see level_from_environment()).
+enum class level { scalar, avx2, avx512 };
+constexpr const char* name_of(level l) {
+  return l == level::avx512 ? "avx512" : l == level::avx2 ? "avx2" : "default";
+}
+
+inline level best_level() {
+#if LEANOPT_LANES_X86
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return level::avx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return level::avx2;
+#endif
+  return level::scalar;
+}
+
+/// Round to nearest and no flush to zero while it lives: -ffast-math at the link and
+/// at::set_flush_denormal change both for a thread.
+class float_environment {
+#if defined(__x86_64__)
+ public:
+  float_environment() : saved_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(0x1f80); }
+  ~float_environment() { __builtin_ia32_ldmxcsr(saved_); }
+  float_environment(const float_environment&) = delete;
+  float_environment& operator=(const float_environment&) = delete;
+
+ private:
+  unsigned saved_;
+#endif
+};
+
+namespace detail {
+
+/// Lanes of T in a register that holds `Width` floats; one number where Width is 1.
+template <int Width, class T>
+using lanes_of = lanes<T, Width == 1 ? 1 : Width * 4 / int(sizeof(T))>;
+
+template <class Kernel, class... A>
+[[gnu::noinline]] auto enter_scalar(const A&... args) {
+  return Kernel::template run<1>(args...);
+}
+#if LEANOPT_LANES_X86
+template <class Kernel, class... A>
+[[gnu::noinline, gnu::target("avx2,fma")]] auto enter_avx2(const A&... args) {
+  return Kernel::template run<8>(args...);
+}
+template <class Kernel, class... A>
+[[gnu::noinline, gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] auto enter_avx512(
+    const A&... args) {
+  return Kernel::template run<16>(args...);
+}
+#endif
+
+/// Runs Kernel::run<Width>(args...) with the width of `l`.
+template <class Kernel, class... A>
+auto launch(level l, const A&... args) {
+#if LEANOPT_LANES_X86
+  if (l == level::avx512) return enter_avx512<Kernel>(args...);
+  if (l == level::avx2) return enter_avx2<Kernel>(args...);
+#endif
+  (void)l;
+  return enter_scalar<Kernel>(args...);
+}
+
+/// f(load, store, i) for the full registers of n numbers, then for the rest through a padded copy:
+/// zeros enter no result, and the tail has the bits of a full register.
+template <class V, class F>
+LEANOPT_INLINE void each_register(std::size_t n, F f) {
+  constexpr std::size_t N = lane_traits<V>::count;
+  std::size_t i = 0;
+  for (; i + N <= n; i += N) f(i, N);
+  if (i < n) f(i, n - i);
+}
+/// The n numbers at p as a register; the lanes behind them are zero.
+template <class V, class T>
+LEANOPT_INLINE V load_some(const T* p, std::size_t n) {
+  using L = lane_traits<V>;
+  if (n == L::count) return L::load(p);
+  T padded[L::count] = {};
+  for (std::size_t i = 0; i < n; ++i) padded[i] = p[i];
+  return L::load(padded);
+}
+template <class V, class T>
+LEANOPT_INLINE void store_some(T* p, const V& x, std::size_t n) {
+  using L = lane_traits<V>;
+  if (n == L::count) return L::store(p, x);
+  T padded[L::count];
+  L::store(padded, x);
+  for (std::size_t i = 0; i < n; ++i) p[i] = padded[i];
+}
+
+}  // namespace detail
+
+// ---- numbers of any type and layout, 256 at a time ----------------------------------------------
+
+constexpr std::size_t stage = 256;  ///< values that pass through L1 together; a multiple of every block
+
+namespace detail {
+
+template <class Bits, class Weights>
+struct widen {
+  template <int Width>
+  LEANOPT_INLINE static void run(const std::uint16_t* from, float* to, std::size_t n) {
+    using V = lanes_of<Width, float>;
+    using L = lane_traits<V>;
+    std::size_t i = 0;
+    for (; i + L::count <= n; i += L::count)
+      L::store(to + i, Weights::template read<Bits, V>(L::load_words(from + i)));
+    for (; i < n; ++i) to[i] = Weights::template read<Bits, scalar<float>>(from[i]).v;
+  }
+};
+template <class Bits, class Weights>
+struct narrow {
+  template <int Width>
+  LEANOPT_INLINE static void run(const float* from, std::uint16_t* to, std::size_t n) {
+    using V = lanes_of<Width, float>;
+    using L = lane_traits<V>;
+    std::size_t i = 0;
+    for (; i + L::count <= n; i += L::count)
+      L::store_words(to + i, Weights::template write<Bits, V>(L::load(from + i)));
+    for (; i < n; ++i)
+      to[i] = std::uint16_t(Weights::template write<Bits, scalar<float>>(scalar<float>(from[i])));
+  }
+};
+
+/// f(Bits{}) for a type of 16 bits.
+template <class F>
+void with_bits(number type, F f) {
+  type == number::bfloat16 ? f(bfloat16_bits{}) : f(float16_bits{});
+}
+
+}  // namespace detail
+
+/// Elements [first, first + n) as T. @pre x.type is float64 where T is double, and not so for float.
+template <class T, class Weights>
+void read(level l, const operand& x, std::size_t first, std::size_t n, T* out) {
+  each_run(x.shape, first, n, [&](std::size_t i, std::int64_t at, std::size_t count, std::int64_t step) {
+    T* to = out + (i - first);
+    if (bytes_of(x.type) == sizeof(T)) {
+      const T* from = static_cast<const T*>(x.data) + at;
+      for (std::size_t k = 0; k < count; ++k) to[k] = from[std::int64_t(k) * step];
+    } else if constexpr (std::is_same_v<T, float>) {
+      const auto* from = static_cast<const std::uint16_t*>(x.data) + at;
+      std::uint16_t row[stage];
+      for (std::size_t done = 0, m; done < count; done += m) {
+        m = std::min(stage, count - done);
+        if (step != 1)
+          for (std::size_t k = 0; k < m; ++k) row[k] = from[std::int64_t(done + k) * step];
+        const std::uint16_t* words = step == 1 ? from + done : row;
+        detail::with_bits(x.type, [&](auto bits) {
+          detail::launch<detail::widen<decltype(bits), Weights>>(l, words, to + done, m);
+        });
+      }
+    }
+  });
+}
+
+/// The inverse of read().
+template <class T, class Weights>
+void write(level l, const operand& x, std::size_t first, std::size_t n, const T* in) {
+  each_run(x.shape, first, n, [&](std::size_t i, std::int64_t at, std::size_t count, std::int64_t step) {
+    const T* from = in + (i - first);
+    if (bytes_of(x.type) == sizeof(T)) {
+      T* to = static_cast<T*>(x.data) + at;
+      for (std::size_t k = 0; k < count; ++k) to[std::int64_t(k) * step] = from[k];
+    } else if constexpr (std::is_same_v<T, float>) {
+      auto* to = static_cast<std::uint16_t*>(x.data) + at;
+      std::uint16_t row[stage];
+      for (std::size_t done = 0, m; done < count; done += m) {
+        m = std::min(stage, count - done);
+        std::uint16_t* words = step == 1 ? to + done : row;
+        detail::with_bits(x.type, [&](auto bits) {
+          detail::launch<detail::narrow<decltype(bits), Weights>>(l, from + done, words, m);
+        });
+        if (step != 1)
+          for (std::size_t k = 0; k < m; ++k) to[std::int64_t(done + k) * step] = row[k];
+      }
+    }
+  });
+}
+
+/// Whether the engine may work on x in place, as an array of T.
+template <class T>
+bool in_place(const operand& x) {
+  return x.is_run() && x.type == (sizeof(T) == 8 ? number::float64 : number::float32);
+}
+
+// ---- elementwise steps --------------------------------------------------------------------------
+
+/// A part of one tensor. `first` is the index of its first element in the tensor, a multiple of the
+/// format's block; all pointers stand there already.
+template <class T, class Format, int Slots>
+struct piece {
+  T* p;
+  const T* g;
+  typename Format::template stored<T>* slots[Slots ? Slots : 1];
+  std::uint16_t* headers[Slots ? Slots : 1];
+  std::size_t elements;
+  std::size_t first;
+  std::uint64_t key;
+};
+
+namespace detail {
+
+template <class Formula, class T, class V, class Inputs>
+LEANOPT_INLINE void apply(const typename Formula::template coeffs<T>& c, V& p, const V& g, V* s,
+                          const T* input, std::size_t n) {
+  if constexpr (Inputs::present)
+    Formula::apply(c, p, g, s, load_some<V>(input, n));
+  else
+    Formula::apply(c, p, g, s);
+}
+
+/// Formats without blocks.
+template <class Formula, class T>
+struct stream {
+  static constexpr int S = Formula::slot_count;
+  using inputs = typename Formula::template inputs<T>;
+
+  template <int Width, class Format>
+  LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& coeffs,
+                                 const piece<T, Format, S>& piece_, const inputs& in) {
+    using V = lanes_of<Width, T>;
+    const auto c = coeffs;  // local copies: no store in the loop can change them, so the broadcasts
+    const auto t = piece_;  // are hoisted
+    alignas(64) T input[inputs::present ? stage : 1];
+    const std::size_t chunk = inputs::present ? stage : t.elements;
+    for (std::size_t at = 0; at < t.elements; at += chunk) {
+      const std::size_t m = std::min(chunk, t.elements - at);
+      if constexpr (inputs::present) in.template fill<V>(input, t.first + at, m);
+      each_register<V>(m, [&](std::size_t j, std::size_t n) LEANOPT_LAMBDA {
+        const std::size_t i = at + j;
+        V p = load_some<V>(t.p + i, n), s[S ? S : 1];
+        each<S>([&](auto k) LEANOPT_LAMBDA { s[k] = load_some<V>(t.slots[k] + i, n); });
+        apply<Formula, T, V, inputs>(c, p, load_some<V>(t.g + i, n), s, input + j, n);
+        each<S>([&](auto k) LEANOPT_LAMBDA { store_some(t.slots[k] + i, s[k], n); });
+        store_some(t.p + i, p, n);
+      });
+    }
+  }
+};
+
+/// Formats with blocks: decode, apply, statistics, header, encode.
+template <class Formula, class Format, class T>
+struct blocks {
+  static constexpr int S = Formula::slot_count, B = Format::block;
+  using inputs = typename Formula::template inputs<T>;
+  using coeffs = typename Formula::template coeffs<T>;
+  using range = typename Format::template range<scalar<float>>;
+
+  /// Values that the block could not hold: their moments become what the format says, and the
+  /// parameter becomes NaN, as visible as in full precision, where the moments would tell.
+  [[gnu::noinline, gnu::cold]] static void repair(float (&moments)[S][B], T* p, range (&r)[S]) {
+    each<S>([&](auto k) {
+      constexpr values any = Formula::slots[k].range;
+      r[k] = {};
+      for (int j = 0; j < B; ++j) {
+        if (!Format::is_large(bits(moments[k][j])))
+          r[k].template add<any>(scalar<float>(moments[k][j]));
+        else if (p)
+          p[j] = std::numeric_limits<T>::quiet_NaN();
+      }
+      for (float& x : moments[k]) x = Format::template repair<any>(x, r[k].largest);
+    });
+  }
+  [[gnu::noinline]] static void raise(float (&moments)[B], float floor) {
+    for (float& x : moments) x = Format::raise(x, floor);
+  }
+
+  /// One full block. `ahead` is the distance of the prefetch in elements.
+  template <int Width>
+  LEANOPT_INLINE static void step(const coeffs& c, T* p, const T* g, std::uint8_t* const (&codes)[S],
+                                  std::uint16_t* const (&headers)[S], std::uint64_t key,
+                                  std::size_t block, const inputs& in, std::size_t n,
+                                  std::size_t ahead) {
+    using F = lanes_of<Width, float>;
+    using L = lane_traits<F>;
+    using V = lanes_of<Width, T>;
+    using D = lane_traits<V>;
+    constexpr int N = L::count, G = L::group;
+    alignas(64) float moments[S][B];
+    alignas(64) T input[inputs::present ? B : 1] = {};
+    if constexpr (inputs::present) in.template fill<V>(input, block * B, n);
+    typename Format::scale scale[S];
+    typename Format::template range<F> ranges[S];
+    each<S>([&](auto k) LEANOPT_LAMBDA { scale[k] = Format::open(*headers[k]); });
+
+#pragma GCC unroll 4
+    for (int j = 0; j < B; j += N) {
+      F s[S];
+      each<S>([&](auto k) LEANOPT_LAMBDA {
+        constexpr values any = Formula::slots[k].range;
+        using code = typename Format::template code<any>;
+        s[k] = Format::template decode<any, F>(
+            scale[k], L::load_bytes(reinterpret_cast<const code*>(codes[k] + j)));
+      });
+      if constexpr (std::is_same_v<T, float>) {
+        F w = L::load(p + j);
+        apply<Formula, T, F, inputs>(c, w, L::load(g + j), s, input + (inputs::present ? j : 0), N);
+        L::store(p + j, w);
+        each<S>([&](auto k) LEANOPT_LAMBDA { L::store(moments[k] + j, s[k]); });
+      } else {  // widen the moments, compute in double, round them to float
+        each<S>([&](auto k) LEANOPT_LAMBDA { L::store(moments[k] + j, s[k]); });
+        for (int h = j; h < j + N; h += D::count) {
+          V w = D::load(p + h), wide[S];
+          each<S>([&](auto k) LEANOPT_LAMBDA { wide[k] = D::load(moments[k] + h); });
+          apply<Formula, T, V, inputs>(c, w, D::load(g + h), wide,
+                                       input + (inputs::present ? h : 0), D::count);
+          D::store(p + h, w);
+          each<S>([&](auto k) LEANOPT_LAMBDA { D::store(moments[k] + h, wide[k]); });
+        }
+        each<S>([&](auto k) LEANOPT_LAMBDA { s[k] = L::load(moments[k] + j); });
+      }
+      each<S>([&](auto k) LEANOPT_LAMBDA { ranges[k].template add<Formula::slots[k].range>(s[k]); });
+    }
+    encode<Width>(moments, ranges, p, codes, headers, key, block, [&](int j) LEANOPT_LAMBDA {
+      for (int z = 0; z < N * G; z += 64 / int(sizeof(T))) {
+        __builtin_prefetch(p + j + z + ahead);
+        __builtin_prefetch(g + j + z + ahead);
+      }
+      each<S>([&](auto k) LEANOPT_LAMBDA {
+        if (j % 64 == 0) __builtin_prefetch(codes[k] + j + ahead);
+      });
+    });
+  }
+
+  /// Headers and codes of a block from its moments; prefetch(j) is called on the way.
+  template <int Width, class Prefetch>
+  LEANOPT_INLINE static void encode(
+      float (&moments)[S][B],
+      const typename Format::template range<lanes_of<Width, float>> (&ranges)[S], T* p,
+      std::uint8_t* const (&codes)[S], std::uint16_t* const (&headers)[S], std::uint64_t key,
+      std::size_t block, Prefetch prefetch) {
+    using F = lanes_of<Width, float>;
+    using L = lane_traits<F>;
+    constexpr int N = L::count, G = L::group;
+    typename Format::scale scale[S];
+    range found[S];
+    bool large = false;
+    each<S>([&](auto k) LEANOPT_LAMBDA {
+      found[k] = {reduce_max(ranges[k].largest), reduce_min(ranges[k].smallest)};
+      large |= Format::is_large(found[k].largest);
+    });
+    if (__builtin_expect(large, 0)) repair(moments, p, found);
+    Format::template fit<Formula>(found, scale);
+    lattice<F> draw[S];
+    each<S>([&](auto k) LEANOPT_LAMBDA {
+      *headers[k] = Format::close(scale[k]);
+      draw[k] = lattice<F>(random_word(key, block, k));
+      if constexpr (Formula::slots[k].range == values::non_negative)
+        if (__builtin_expect(Format::needs_raise(found[k], scale[k]), 0))
+          raise(moments[k], Format::floor(scale[k]));
+    });
+
+    for (int j = 0; j < B; j += N * G) {
+      prefetch(j);
+      each<S>([&](auto k) LEANOPT_LAMBDA {
+        ints<F> x[G];
+#pragma GCC unroll 4
+        for (int i = 0; i < G; ++i)
+          x[i] = Format::template encode<Formula::slots[k].range, F>(
+              scale[k], L::load(moments[k] + j + i * N), draw[k].next());
+        L::store_bytes(codes[k] + j, x);
+      });
+    }
+  }
+
+  template <int Width>
+  LEANOPT_INLINE static void run(const coeffs& coeffs_, const piece<T, Format, S>& piece_,
+                                 const inputs& in) {
+    const auto c = coeffs_;
+    const auto t = piece_;
+    constexpr std::size_t ahead = Width == 1 ? 0 : 4 * B;  // four blocks, as measured
+    for (std::size_t i = 0; i < t.elements; i += B) {
+      const std::size_t n = t.elements - i;
+      std::uint8_t* codes[S];
+      std::uint16_t* headers[S];
+      for (int k = 0; k < S; ++k) {
+        codes[k] = t.slots[k] + i;
+        headers[k] = t.headers[k] + i / B;
+      }
+      const std::size_t block = (t.first + i) / B;
+      if (n >= B) {
+        step<Width>(c, t.p + i, t.g + i, codes, headers, t.key, block, in, B, ahead);
+        continue;
+      }
+      T p[B] = {}, g[B] = {};  // the last, short block: zeros enter no statistic
+      std::uint8_t copy[S][B] = {}, *copies[S];
+      std::copy_n(t.p + i, n, p);
+      std::copy_n(t.g + i, n, g);
+      for (int k = 0; k < S; ++k) std::copy_n(codes[k], n, copies[k] = copy[k]);
+      step<Width>(c, p, g, copies, headers, t.key, block, in, n, 0);
+      std::copy_n(p, n, t.p + i);
+      for (int k = 0; k < S; ++k) std::copy_n(copy[k], n, codes[k]);
+    }
+  }
+};
+
+/// Moments in full precision into the codes of a format, all slots of a block together.
+template <class Formula, class Format>
+struct encode_kernel {
+  template <int Width, class Part>
+  LEANOPT_INLINE static void run(const Part& t, const float* const* values) {
+    using all = blocks<Formula, Format, float>;
+    using F = lanes_of<Width, float>;
+    constexpr int S = all::S, B = all::B;
+    for (std::size_t i = 0; i < t.elements; i += B) {
+      const std::size_t n = std::min(std::size_t(B), t.elements - i);
+      alignas(64) float moments[S][B] = {};
+      std::uint8_t copy[S][B], *codes[S];
+      std::uint16_t* headers[S];
+      typename Format::template range<F> ranges[S];
+      each<S>([&](auto k) LEANOPT_LAMBDA {
+        std::copy_n(values[k] + i, n, moments[k]);
+        codes[k] = copy[k];
+        headers[k] = t.headers[k] + i / B;
+        for (int j = 0; j < B; j += lane_traits<F>::count)
+          ranges[k].template add<Formula::slots[k].range>(lane_traits<F>::load(moments[k] + j));
+      });
+      all::template encode<Width>(moments, ranges, static_cast<float*>(nullptr), codes, headers,
+                                  t.key, i / B, [](int) LEANOPT_LAMBDA {});
+      for (int k = 0; k < S; ++k) std::copy_n(copy[k], n, t.slots[k] + i);
+    }
+  }
+};
+template <class Formula, class Format>
+struct decode_kernel {
+  template <int Width, class Part>
+  LEANOPT_INLINE static void run(const Part& t, float* const* values) {
+    constexpr int B = Format::block;
+    using S = scalar<float>;
+    each<Formula::slot_count>([&](auto k) LEANOPT_LAMBDA {
+      constexpr leanopt::values any = Formula::slots[k].range;
+      using code = typename Format::template code<any>;
+      for (std::size_t i = 0; i < t.elements; ++i)
+        values[k][i] = Format::template decode<any, S>(
+                           Format::open(t.headers[k][i / B]),
+                           lane_traits<S>::load_bytes(
+                               reinterpret_cast<const code*>(t.slots[k] + i)))
+                           .v;
+    });
+  }
+};
+
+template <class Formula, class Format, class T>
+struct step_kernel {
+  template <int Width, class Piece, class Inputs>
+  LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& c, const Piece& t,
+                                 const Inputs& in) {
+    if constexpr (Format::block == 0)
+      stream<Formula, T>::template run<Width>(c, t, in);
+    else
+      blocks<Formula, Format, T>::template run<Width>(c, t, in);
+  }
+};
+
+}  // namespace detail
+
+/// What a step of one tensor needs. Slots and headers are contiguous, in the order of the operands.
+struct tensor_step {
+  operand p, g;
+  void* slots[3] = {};
+  std::uint16_t* headers[3] = {};
+  std::size_t elements = 0;
+  std::uint64_t key = 0;
+};
+
+/// Elements [first, last) of an elementwise step; `first` is a multiple of `stage`. Operands that are
+/// not arrays of T pass through L1.
+template <class Formula, class Format, class T, class Weights>
+void step(level l, const tensor_step& t, const typename Formula::template coeffs<T>& c,
+          const typename Formula::template inputs<T>& in, std::size_t first, std::size_t last) {
+  constexpr int S = Formula::slot_count;
+  using kernel = detail::step_kernel<Formula, Format, T>;
+  const bool p_in_place = in_place<T>(t.p), g_in_place = in_place<T>(t.g);
+  const auto part = [&](T* p, const T* g, std::size_t at, std::size_t n) {
+    piece<T, Format, S> x{p, g, {}, {}, n, at, t.key};
+    for (int k = 0; k < S; ++k) {
+      x.slots[k] = static_cast<typename Format::template stored<T>*>(t.slots[k]) + at;
+      if constexpr (Format::block != 0) x.headers[k] = t.headers[k] + at / Format::block;
+    }
+    detail::launch<kernel>(l, c, x, in);
+  };
+  T* const own_p = static_cast<T*>(t.p.data);
+  const T* const own_g = static_cast<const T*>(t.g.data);
+  if (p_in_place && g_in_place) return part(own_p + first, own_g + first, first, last - first);
+  alignas(64) T p[stage], g[stage];
+  for (std::size_t i = first; i < last; i += stage) {
+    const std::size_t n = std::min(stage, last - i);
+    if (!p_in_place) read<T, Weights>(l, t.p, i, n, p);
+    if (!g_in_place) read<T, Weights>(l, t.g, i, n, g);
+    part(p_in_place ? own_p + i : p, g_in_place ? own_g + i : g, i, n);
+    if (!p_in_place) write<T, Weights>(l, t.p, i, n, p);
+  }
+}
+
+/// The moments of a whole tensor into its codes and headers, and back. `t` has no parameter here.
+template <class Formula, class Format>
+void encode(level l, const piece<float, Format, Formula::slot_count>& t, const float* const* moments) {
+  const float_environment guard;
+  detail::launch<detail::encode_kernel<Formula, Format>>(l, t, moments);
+}
+template <class Formula, class Format>
+void decode(level l, const piece<float, Format, Formula::slot_count>& t, float* const* moments) {
+  const float_environment guard;
+  detail::launch<detail::decode_kernel<Formula, Format>>(l, t, moments);
+}
+
+// ---- sums ---------------------------------------------------------------------------------------
+
+namespace detail {
+
+/// Sum of f(x)^2 over n <= 256 numbers, in the fixed order of sixteen_sums.
+template <class V, class F>
+LEANOPT_INLINE typename lane_traits<V>::number sum_of_squares(std::size_t n, F f) {
+  using sums = sixteen_sums<V>;
+  sums s;
+  for (std::size_t i = 0; i < n; i += sums::count)
+    s.add([&](int k) LEANOPT_LAMBDA {
+      const std::size_t at = i + k, left = at < n ? n - at : 0;
+      const V x = f(at, left < std::size_t(lane_traits<V>::count) ? left : lane_traits<V>::count);
+      return x * x;
+    });
+  return s.total();
+}
+
+template <class T>
+struct square_sum {
+  template <int Width>
+  LEANOPT_INLINE static double run(const T* x, std::size_t n) {
+    using V = lanes_of<Width, T>;
+    return sum_of_squares<V>(n, [&](std::size_t at, std::size_t m)
+                                    LEANOPT_LAMBDA { return load_some<V>(x + at, m); });
+  }
+};
+template <class T, class Inputs>
+struct update_sum {
+  template <int Width>
+  LEANOPT_INLINE static double run(const T* g, std::size_t first, std::size_t n, const Inputs& in) {
+    using V = lanes_of<Width, T>;
+    alignas(64) T input[stage];
+    in.template fill<V>(input, first, n);
+    return sum_of_squares<V>(n, [&](std::size_t at, std::size_t m) LEANOPT_LAMBDA {
+      return load_some<V>(g + at, m) * load_some<V>(input + at, m);
+    });
+  }
+};
+/// Sums of squares along `rows` rows of n columns, added to row[] and column[].
+template <class T>
+struct matrix_sums {
+  template <int Width>
+  LEANOPT_INLINE static void run(const T* g, std::size_t rows, std::size_t stride, std::size_t n,
+                                 double* row, T* column) {
+    using V = lanes_of<Width, T>;
+    using L = lane_traits<V>;
+    for (std::size_t r = 0; r < rows; ++r, g += stride) {
+      for (std::size_t at = 0; at < n; at += stage) {
+        const std::size_t m = std::min(stage, n - at);
+        row[r] += sum_of_squares<V>(m, [&](std::size_t i, std::size_t some) LEANOPT_LAMBDA {
+          return load_some<V>(g + at + i, some);
+        });
+      }
+      std::size_t j = 0;
+      for (; j + L::count <= n; j += L::count) {
+        const V x = L::load(g + j);
+        L::store(column + j, L::load(column + j) + x * x);
+      }
+      for (; j < n; ++j) {
+        const scalar<T> x = g[j];
+        column[j] = (scalar<T>(column[j]) + x * x).v;
+      }
+    }
+  }
+};
+template <class Rule, class T>
+struct track_variance {
+  template <int Width>
+  LEANOPT_INLINE static void run(const typename Rule::template reductions<T>& c, const T* g, T* v,
+                                 std::size_t n) {
+    using V = lanes_of<Width, T>;
+    each_register<V>(n, [&](std::size_t i, std::size_t m) LEANOPT_LAMBDA {
+      const V x = load_some<V>(g + i, m);
+      store_some(v + i, Rule::track(c, load_some<V>(v + i, m), x * x), m);
+    });
+  }
+};
+
+/// f(numbers, i, n) for elements [first, last) of x as arrays of T, at most 256 at a time.
+template <class T, class Weights, class F>
+void each_stage(level l, const operand& x, std::size_t first, std::size_t last, F f) {
+  alignas(64) T copy[stage];
+  for (std::size_t i = first; i < last; i += stage) {
+    const std::size_t n = std::min(stage, last - i);
+    if (in_place<T>(x)) {
+      f(static_cast<const T*>(x.data) + i, i, n);
+    } else {
+      read<T, Weights>(l, x, i, n, copy);
+      f(static_cast<const T*>(copy), i, n);
+    }
+  }
+}
+
+}  // namespace detail
+
+/// Elements of a work unit: long enough to hide the cost of handing it out.
+constexpr std::size_t unit = 4096;
+constexpr std::size_t units_of(std::size_t elements) { return (elements + unit - 1) / unit; }
+
+/// Root of the mean square of a tensor: float sums of 256, added in double in one order, so that
+/// neither its length nor the number of threads matters. `sums` has one number per unit.
+template <class T, class Weights, class For>
+double root_mean_square(level l, const operand& x, std::size_t elements, double* sums, For for_units) {
+  for_units(units_of(elements), [&](std::size_t begin, std::size_t end) {
+    const float_environment guard;
+    for (std::size_t u = begin; u < end; ++u) {
+      sums[u] = 0;
+      detail::each_stage<T, Weights>(
+          l, x, u * unit, std::min(elements, (u + 1) * unit),
+          [&](const T* values, std::size_t, std::size_t n) {
+            sums[u] += detail::launch<detail::square_sum<T>>(l, values, n);
+          });
+    }
+  });
+  double sum = 0;
+  for (std::size_t u = 0; u < units_of(elements); ++u) sum += sums[u];
+  return std::sqrt(sum / double(elements));
+}
+
+// ---- steps of a tensor rule ---------------------------------------------------------------------
+
+/// A tensor as a batch of matrices, or as one row of elements with a variance each.
+struct matrix_step : tensor_step {
+  std::size_t batch = 1, rows = 1, columns = 1;
+  void* row = nullptr;       ///< [batch, rows]
+  void* column = nullptr;    ///< [batch, columns]
+  void* variance = nullptr;  ///< [elements], instead of both
+};
+
+/// The passes of a tensor rule: row and column sums, RMS of the update, apply. Sums are taken in an
+/// order that the shape alone decides.
+template <class Rule, class T, class Weights>
+class matrix_passes {
+ public:
+  using reductions = typename Rule::template reductions<T>;
+
+  /// @cost of scratch: two numbers per row and column, partial column sums where a matrix has more
+  /// than 64 rows, and one double per 4096 elements.
+  static std::size_t scratch_bytes(const matrix_step& t) {
+    std::size_t bytes = sizeof(double) * units_of(t.elements);
+    if (!t.variance)
+      bytes += sizeof(T) * (t.batch * (t.rows + t.columns) + partials(t) * t.columns);
+    return bytes;
+  }
+
+  /// `scratch` is aligned for double and belongs to this call alone.
+  matrix_passes(level l, const matrix_step& t, const reductions& c, char* scratch)
+      : level_(l), t_(t), c_(c) {
+    sums_ = reinterpret_cast<double*>(scratch);
+    row_root_ = reinterpret_cast<T*>(sums_ + units_of(t.elements));
+    column_root_ = row_root_ + t.batch * t.rows;
+    partial_ = column_root_ + t.batch * t.columns;
+    inputs_.limit = c.limit;
+    if (t.variance) {
+      inputs_.variance = static_cast<const T*>(t.variance);
+    } else {
+      inputs_.row = row_root_;
+      inputs_.column = column_root_;
+      inputs_.rows = t.rows;
+      inputs_.columns = t.columns;
+    }
+  }
+
+  template <class For>
+  double root_mean_square_of_parameter(For for_units) {
+    return root_mean_square<T, Weights>(level_, t_.p, t_.elements, sums_, for_units);
+  }
+
+  /// Moves the second moments on.
+  template <class For>
+  void track(For for_units) {
+    if (t_.variance) {
+      for_units(units_of(t_.elements), [&](std::size_t begin, std::size_t end) {
+        const float_environment guard;
+        detail::each_stage<T, Weights>(
+            level_, t_.g, begin * unit, std::min(t_.elements, end * unit),
+            [&](const T* g, std::size_t i, std::size_t n) {
+              detail::launch<detail::track_variance<Rule, T>>(
+                  level_, c_, g, static_cast<T*>(t_.variance) + i, n);
+            });
+      });
+      return;
+    }
+    for_units(t_.batch * chunks(t_), [&](std::size_t begin, std::size_t end) {
+      const float_environment guard;
+      for (std::size_t q = begin; q < end; ++q) sum_chunk(q);
+    });
+    const float_environment guard;
+    for (std::size_t b = 0; b < t_.batch; ++b) finish_matrix(b);
+  }
+
+  template <class For>
+  double root_mean_square_of_update(For for_units) {
+    using kernel = detail::update_sum<T, inputs>;
+    for_units(units_of(t_.elements), [&](std::size_t begin, std::size_t end) {
+      const float_environment guard;
+      for (std::size_t u = begin; u < end; ++u) {
+        sums_[u] = 0;
+        detail::each_stage<T, Weights>(level_, t_.g, u * unit, std::min(t_.elements, (u + 1) * unit),
+                                       [&](const T* g, std::size_t i, std::size_t n) {
+                                         sums_[u] += detail::launch<kernel>(level_, g, i, n, inputs_);
+                                       });
+      }
+    });
+    double sum = 0;
+    for (std::size_t u = 0; u < units_of(t_.elements); ++u) sum += sums_[u];
+    return std::sqrt(sum / double(t_.elements));
+  }
+
+  template <class Formula, class Format, class For>
+  void apply(const typename Formula::template coeffs<T>& c, For for_units) {
+    for_units(units_of(t_.elements), [&](std::size_t begin, std::size_t end) {
+      const float_environment guard;
+      step<Formula, Format, T, Weights>(level_, t_, c, inputs_, begin * unit,
+                                        std::min(t_.elements, end * unit));
+    });
+  }
+
+ private:
+  using inputs = typename Rule::template formula<true>::template inputs<T>;
+  using number = scalar<T>;
+  static constexpr std::size_t chunk_rows = 64, tile = 1024;
+
+  static std::size_t chunks(const matrix_step& t) { return (t.rows + chunk_rows - 1) / chunk_rows; }
+  static std::size_t partials(const matrix_step& t) {
+    return chunks(t) > 1 ? t.batch * chunks(t) : 0;
+  }
+  static number mean(double sum, std::size_t n) { return T(sum / double(n)); }
+
+  void set_column(std::size_t at, double sum) {
+    T& moment = static_cast<T*>(t_.column)[at];
+    moment = Rule::track(c_, number(moment), mean(sum, t_.rows)).v;
+    column_root_[at] = Rule::column_root(number(moment)).v;
+  }
+
+  void sum_chunk(std::size_t q) {
+    const std::size_t per_matrix = chunks(t_), b = q / per_matrix;
+    const std::size_t from = q % per_matrix * chunk_rows;
+    const std::size_t rows = std::min(chunk_rows, t_.rows - from);
+    const std::size_t first = (b * t_.rows + from) * t_.columns;
+    double row_sums[chunk_rows] = {};
+    T column_sums[tile];
+    for (std::size_t c = 0; c < t_.columns; c += tile) {
+      const std::size_t n = std::min(tile, t_.columns - c);
+      std::fill_n(column_sums, n, T(0));
+      sum_tile(first + c, rows, n, row_sums, column_sums);
+      if (per_matrix > 1)
+        std::copy_n(column_sums, n, partial_ + q * t_.columns + c);
+      else
+        for (std::size_t j = 0; j < n; ++j) set_column(b * t_.columns + c + j, column_sums[j]);
+    }
+    for (std::size_t r = 0; r < rows; ++r) {
+      T& moment = static_cast<T*>(t_.row)[b * t_.rows + from + r];
+      moment = Rule::track(c_, number(moment), mean(row_sums[r], t_.columns)).v;
+    }
+  }
+
+  void sum_tile(std::size_t first, std::size_t rows, std::size_t n, double* row_sums,
+                T* column_sums) {
+    using kernel = detail::matrix_sums<T>;
+    if (in_place<T>(t_.g)) {
+      const T* g = static_cast<const T*>(t_.g.data) + first;
+      detail::launch<kernel>(level_, g, rows, t_.columns, n, row_sums, column_sums);
+      return;
+    }
+    alignas(64) T copy[tile];
+    const std::size_t together = n == t_.columns ? tile / n : 1;  // whole rows are one run
+    for (std::size_t r = 0; r < rows; r += together) {
+      const std::size_t some = std::min(together, rows - r);
+      read<T, Weights>(level_, t_.g, first + r * t_.columns, some * n, copy);
+      detail::launch<kernel>(level_, static_cast<const T*>(copy), some, n, n, row_sums + r,
+                             column_sums);
+    }
+  }
+
+  void finish_matrix(std::size_t b) {
+    const std::size_t per_matrix = chunks(t_);
+    if (per_matrix > 1)
+      for (std::size_t j = 0; j < t_.columns; ++j) {
+        double sum = 0;
+        for (std::size_t q = b * per_matrix; q < (b + 1) * per_matrix; ++q)
+          sum += double(partial_[q * t_.columns + j]);
+        set_column(b * t_.columns + j, sum);
+      }
+    const T* moments = static_cast<const T*>(t_.row) + b * t_.rows;
+    double sum = 0;
+    for (std::size_t r = 0; r < t_.rows; ++r) sum += double(moments[r]);
+    const number of_rows = mean(sum, t_.rows);
+    for (std::size_t r = 0; r < t_.rows; ++r)
+      row_root_[b * t_.rows + r] = Rule::row_root(c_, of_rows, number(moments[r])).v;
+  }
+
+  level level_;
+  const matrix_step& t_;
+  reductions c_;
+  inputs inputs_;
+  double* sums_;
+  T *row_root_, *column_root_, *partial_;
+};
+
+}  // namespace leanopt::cpu
+LEANOPT_EXACT_END

@@ -1,0 +1,160 @@
+// log8: one byte per value and slot, one 16-bit header per block and slot; biased log-linear codes,
+// no tables, no division.
+//   value(c) = float(b + (c << s)) - float(b),  s = 23 - M;  float() is the bit cast, b the base.
+// A slot of any sign has 7 bits and a sign, a non-negative one 8 bits. One mantissa width M in
+// {3, 4, 5} per block, as small as the range of the non-negative slot needs (4 where a rule has
+// none). Header: bits 0-13 the base shifted by s, bits 14-15 M - 3, in the header of every slot, so
+// that each slot decodes alone. All-zero memory is the fresh state. Codes are rounded
+// stochastically, because a moving average rounded to nearest stalls far from its true value; a
+// positive second moment never becomes zero.
+#pragma once
+
+#include <leanopt/core/option.hpp>
+#include <leanopt/core/random.hpp>
+#include <leanopt/core/slot.hpp>
+
+#include <cstdint>
+#include <type_traits>
+
+LEANOPT_EXACT_BEGIN
+namespace leanopt::formats {
+
+/// @cost 1 + 2/Block bytes per value: with two slots 2.0156 B/param at 256, 2.0625 at 64.
+template <int Block>
+struct log8_blocks {
+  static constexpr const char* name = Block == 256 ? "log8" : Block == 128 ? "log8/128" : "log8/64";
+  static_assert(Block == 64 || Block == 128 || Block == 256, "leanopt: log8 has blocks of 64 to 256");
+  static constexpr int block = Block;
+  static constexpr double bytes_per_value = 1;
+  static constexpr bool compressed = true;
+  template <class T>
+  using stored = std::uint8_t;
+  using header = std::uint16_t;
+
+  template <class Self, class Parent>
+  class fields : public Parent {
+    LEANOPT_OPTION(std::int64_t, min_compressed_elements) = 4096;
+    LEANOPT_OPTION(std::int64_t, seed) = 0;
+
+   public:
+    template <class F, class... O>
+    static void each(F f, O&... o) {
+      Parent::each(f, o...);
+      f("min_compressed_elements", not_negative, o.min_compressed_elements()...);
+      f("seed", any_value, o.seed()...);
+    }
+  };
+
+  /// How to read and write the codes of one slot of one block.
+  struct scale {
+    std::uint32_t base;
+    int shift;
+  };
+  LEANOPT_HD static scale open(header h) {
+    const int shift = 20 - (h >> 14);
+    return {std::uint32_t(h & 0x3fff) << shift, shift};
+  }
+  LEANOPT_HD static header close(const scale& s) {
+    return header(s.base >> s.shift | std::uint32_t(20 - s.shift) << 14);
+  }
+
+  /// What a code is in memory: the engine extends it to 32 bits accordingly.
+  template <values Range>
+  using code = std::conditional_t<Range == values::any, std::int8_t, std::uint8_t>;
+
+  template <values Range, class V>
+  LEANOPT_HD static V decode(const scale& s, const ints<V>& code) {
+    using I = ints<V>;
+    const I base(s.base), x = code << s.shift;
+    if constexpr (Range == values::non_negative) {
+      return real(x + base) - real(base);
+    } else {  // both terms with the code's sign, because -x is exact
+      const I magnitude = x & I(sign | 127u << s.shift);
+      return real(magnitude + base) - real((x & I(sign)) | base);
+    }
+  }
+
+  /// The code of x rounded with the bits of `random`. @pre |x| is in the range that `fit` was given.
+  template <values Range, class V>
+  LEANOPT_HD static ints<V> encode(const scale& s, const V& x, const ints<V>& random) {
+    using I = ints<V>;
+    const I base(s.base), dither = random >> (32 - s.shift);
+    if constexpr (Range == values::non_negative) {
+      return (bits(x + real(base)) + dither - base) >> s.shift;
+    } else {
+      const I magnitude = bits(V(real(bits(x) & I(~sign))) + real(base));
+      return ((magnitude + dither - base) >> s.shift) | ((bits(x) >> 24) & I(128u));
+    }
+  }
+
+  /// Bit patterns of the largest magnitude, and for a non-negative slot of the smallest positive value
+  /// less one (so that zero wraps around and never is the smallest).
+  template <class V>
+  struct range {
+    ints<V> largest = ints<V>(0u), smallest = ints<V>(~0u);
+    template <values Range>
+    LEANOPT_HD void add(const V& x) {
+      if constexpr (Range == values::any) {
+        largest = max(largest, bits(x) & ints<V>(~sign));
+      } else {
+        largest = max(largest, bits(x));
+        smallest = min(smallest, bits(x) - ints<V>(1u));
+      }
+    }
+  };
+
+  /// The scales of a block from the ranges of its slots.
+  template <class Formula>
+  LEANOPT_HD static void fit(const range<scalar<float>> (&r)[Formula::slot_count],
+                             scale (&s)[Formula::slot_count]) {
+    int shift = 19;  // M = 4 where no non-negative slot chooses
+    each<Formula::slot_count>([&](auto k) LEANOPT_LAMBDA {
+      if constexpr (Formula::slots[k].range == values::non_negative) {
+        const std::uint32_t spread = r[k].largest - (r[k].smallest + 1);
+        shift = r[k].largest == 0 ? 20 : spread <= 7u << 23 ? 18 : spread <= 15u << 23 ? 19 : 20;
+      }
+    });
+    each<Formula::slot_count>([&](auto k) LEANOPT_LAMBDA {
+      constexpr int top = Formula::slots[k].range == values::any ? 127 : 255;
+      s[k] = fit_slot(r[k].largest, top, shift);
+    });
+  }
+
+  // The two rare repairs, per value; the engines keep them out of the hot loop.
+
+  /// NaN, Inf, 2^127 and more: their sum with a base could overflow.
+  LEANOPT_HD static bool is_large(std::uint32_t x) { return (x & ~sign) >= 0x7f000000u; }
+  /// A signed slot becomes 0 there, a non-negative one the block's largest finite value.
+  template <values Range>
+  LEANOPT_HD static float repair(float x, std::uint32_t largest) {
+    return !is_large(bits(x)) ? x : Range == values::any ? 0.0f : real(largest);
+  }
+
+  /// The value of code 1: nothing positive is stored below it, so nothing positive becomes zero.
+  LEANOPT_HD static float floor(const scale& s) {
+    return (scalar<float>(real(s.base + (1u << s.shift))) - scalar<float>(real(s.base))).v;
+  }
+  LEANOPT_HD static bool needs_raise(const range<scalar<float>>& r, const scale& s) {
+    return r.smallest != ~0u && r.smallest + 1 < bits(floor(s));
+  }
+  LEANOPT_HD static float raise(float x, float floor) { return x > 0 && x < floor ? floor : x; }
+
+ private:
+  static constexpr std::uint32_t sign = 0x80000000u;
+
+  /// The smallest base whose top code holds `largest` with the largest random addend. The first
+  /// guess lacks the base that the sum will carry; 5 steps more than it are enough for every M.
+  LEANOPT_HD static scale fit_slot(std::uint32_t largest, int top, int shift) {
+    const int mask = (1 << shift) - 1, lowest = 0x800000 >> shift;
+    int base = int((largest + mask) >> shift) - top;
+    base = base < lowest ? lowest : base;
+    const scalar<float> sum =
+        scalar<float>(real(largest)) + scalar<float>(real(std::uint32_t(base + 5) << shift));
+    base = int((bits(sum) + mask) >> shift) - top;
+    return {std::uint32_t(base < lowest ? lowest : base) << shift, shift};
+  }
+};
+using log8 = log8_blocks<256>;
+
+}  // namespace leanopt::formats
+LEANOPT_EXACT_END

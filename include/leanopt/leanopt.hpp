@@ -1,0 +1,68 @@
+// All that a training program includes: the optimizers by the names people type, their options, and
+// how large their state is.
+#pragma once
+
+#include <leanopt/config.hpp>
+#include <leanopt/formats/full.hpp>
+#include <leanopt/formats/log8.hpp>
+#include <leanopt/memory/size.hpp>
+#include <leanopt/optim/optimizer.hpp>
+#include <leanopt/optim/rows.hpp>
+#include <leanopt/rules/adafactor.hpp>
+#include <leanopt/rules/adam.hpp>
+#include <leanopt/weights/plain.hpp>
+
+namespace leanopt {
+
+template <class Format = formats::full, class Weights = weights::plain>
+using basic_adam = optimizer<rules::adam, Format, Weights>;
+template <class Format = formats::full, class Weights = weights::plain>
+using basic_adamw = optimizer<rules::adamw, Format, Weights>;
+template <class Format = formats::full, class Weights = weights::plain>
+using basic_adafactor = optimizer<rules::adafactor, Format, Weights>;
+
+// Classes, not aliases, so that programs can forward-declare them.
+
+/// Adam with weight decay as an L2 term. 8 bytes of state per parameter.
+class Adam : public basic_adam<> {
+ public:
+  using optimizer::optimizer;
+};
+/// Adam with decoupled weight decay. 8 bytes of state per parameter.
+class AdamW : public basic_adamw<> {
+ public:
+  using optimizer::optimizer;
+};
+/// Adafactor in torch.optim's form, or Hugging Face's with AdafactorOptions::hugging_face(). About
+/// 4 (n + m) bytes of state for a matrix of n x m, 4 per element of a vector.
+class Adafactor : public basic_adafactor<> {
+ public:
+  using optimizer::optimizer;
+};
+/// Adam with both moments in 8 bits. 2.0156 bytes of state per parameter.
+class Adam8bit : public basic_adam<formats::log8> {
+ public:
+  using optimizer::optimizer;
+};
+/// AdamW with both moments in 8 bits. 2.0156 bytes of state per parameter.
+class AdamW8bit : public basic_adamw<formats::log8> {
+ public:
+  using optimizer::optimizer;
+};
+/// Adafactor in Hugging Face's form with a first moment in 8 bits. 1.0078 bytes of state per parameter
+/// above Adafactor's.
+class Adafactor8bit : public basic_adafactor<formats::log8> {
+ public:
+  using optimizer::optimizer;
+};
+
+using AdamOptions = Adam::Options;
+using AdamWOptions = AdamW::Options;
+using AdafactorOptions = Adafactor::Options;
+using Adam8bitOptions = Adam8bit::Options;
+using AdamW8bitOptions = AdamW8bit::Options;
+using Adafactor8bitOptions = Adafactor8bit::Options;
+using AdamParamState = Adam::State;
+using AdamWParamState = AdamW::State;
+
+}  // namespace leanopt

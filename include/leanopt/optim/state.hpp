@@ -1,0 +1,108 @@
+// What an optimizer remembers per parameter.
+#pragma once
+
+#include <leanopt/optim/options.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace leanopt {
+
+/// The state that LibTorch has no class for: a step count and tensors by name. A static_cast of it to
+/// LibTorch's AdamParamState is undefined: compressed moments have no `exp_avg()` to edit.
+class ParamState : public torch::optim::OptimizerCloneableParamState<ParamState> {
+ public:
+  TORCH_ARG(std::int64_t, step) = 0;
+  /// Which parameter of its optimizer this is, counted from 0 when its state was made; random bits
+  /// depend on it, positions in the groups do not.
+  TORCH_ARG(std::int64_t, ordinal) = -1;
+  /// What Python's class of the same optimizer spends on its step count.
+  TORCH_ARG(std::int64_t, counter_bytes) = 8;
+
+ public:
+  using named = std::vector<std::pair<std::string, torch::Tensor>>;
+  const named& tensors() const { return tensors_; }
+  named& tensors() { return tensors_; }
+
+  /// The tensor called `name`; undefined where there is none.
+  torch::Tensor tensor(const std::string& name) const {
+    for (const auto& [n, t] : tensors_)
+      if (n == name) return t;
+    return {};
+  }
+  /// Sets the tensor called `name`; an undefined value removes it.
+  void tensor(const std::string& name, torch::Tensor value) {
+    for (auto it = tensors_.begin(); it != tensors_.end(); ++it) {
+      if (it->first != name) continue;
+      if (value.defined())
+        it->second = std::move(value);
+      else
+        tensors_.erase(it);
+      return;
+    }
+    if (value.defined()) tensors_.emplace_back(name, std::move(value));
+  }
+
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    archive.write("step", torch::IValue(step()));
+    archive.write("ordinal", torch::IValue(ordinal()));
+    archive.write("counter_bytes", torch::IValue(counter_bytes()));
+    for (const auto& [name, t] : tensors_) archive.write(name, torch::IValue(t));
+  }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    tensors_.clear();
+    for (const auto& key : archive.keys()) {
+      torch::IValue value;
+      archive.read(key, value);
+      if (value.isTensor())
+        tensor(key, value.toTensor());
+      else if (key == "step")
+        step(value.toInt());
+      else if (key == "ordinal")
+        ordinal(value.toInt());
+      else if (key == "counter_bytes")
+        counter_bytes(value.toInt());
+    }
+  }
+
+ private:
+  named tensors_;
+};
+
+namespace detail {
+
+// One way to reach a slot by name, for our state and for LibTorch's.
+inline torch::Tensor get_slot(const ParamState& s, const std::string& name) {
+  return s.tensor(name);
+}
+inline void set_slot(ParamState& s, const std::string& name, torch::Tensor t) {
+  s.tensor(name, std::move(t));
+}
+template <class S, class = decltype(std::declval<S&>().max_exp_avg_sq())>
+torch::Tensor get_slot(const S& s, const std::string& name) {
+  return name == "exp_avg"          ? s.exp_avg()
+         : name == "exp_avg_sq"     ? s.exp_avg_sq()
+         : name == "max_exp_avg_sq" ? s.max_exp_avg_sq()
+                                    : torch::Tensor();
+}
+template <class S, class = decltype(std::declval<S&>().max_exp_avg_sq())>
+void set_slot(S& s, const std::string& name, torch::Tensor t) {
+  if (name == "exp_avg") s.exp_avg(std::move(t));
+  else if (name == "exp_avg_sq") s.exp_avg_sq(std::move(t));
+  else if (name == "max_exp_avg_sq") s.max_exp_avg_sq(std::move(t));
+}
+
+/// f(name, tensor) for the tensors that a state holds.
+template <class F>
+void each_tensor(const ParamState& s, F f) {
+  for (const auto& [name, t] : s.tensors()) f(name, t);
+}
+template <class S, class F, class = decltype(std::declval<const S&>().max_exp_avg_sq())>
+void each_tensor(const S& s, F f) {
+  for (const char* name : {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
+    if (const auto t = get_slot(s, name); t.defined()) f(std::string(name), t);
+}
+
+}  // namespace detail
+}  // namespace leanopt

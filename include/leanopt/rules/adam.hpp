@@ -1,0 +1,110 @@
+// Adam and AdamW.
+//   m = m + (1-b1)(g-m);  v = b2 v + (1-b2) g^2;  w = max(w, v) with AMSGrad, else v
+//   p = (1 - lr wd) p - lr/(1-b1^t) m / (sqrt(w)/sqrt(1-b2^t) + eps)
+// Adam adds wd p to g instead of shrinking p. Kingma and Ba 2015, Loshchilov and Hutter 2019, Reddi,
+// Kale and Kumar 2018; the order of operations is that of torch.optim.
+#pragma once
+
+#include <leanopt/core/option.hpp>
+#include <leanopt/core/slot.hpp>
+#include <leanopt/core/work.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <tuple>
+
+LEANOPT_EXACT_BEGIN
+namespace leanopt::rules {
+
+template <class T>
+struct adam_coeffs {
+  T sign, decay, one_minus_beta1, beta2, one_minus_beta2, step, inv_root_correction2, eps, keep;
+};
+
+/// The formula of both: Adam has keep = 1, AdamW has decay = 0.
+template <bool Amsgrad>
+struct adam_formula {
+  template <class T>
+  using inputs = no_inputs;
+  static constexpr int slot_count = Amsgrad ? 3 : 2;
+  static constexpr slot slots[] = {{"exp_avg", values::any},
+                                   {"exp_avg_sq", values::non_negative},
+                                   {"max_exp_avg_sq", values::non_negative}};
+
+  template <class T>
+  using coeffs = adam_coeffs<T>;
+
+  template <class V, class T>
+  LEANOPT_HD static void apply(const coeffs<T>& c, V& p, const V& gradient, V* s) {
+    V &m = s[0], &v = s[1];
+    const V g = fma(p, V(c.decay), V(c.sign) * gradient);
+    m = fma(g - m, V(c.one_minus_beta1), m);
+    v = fma(v, V(c.beta2), V(c.one_minus_beta2) * g * g);
+    if constexpr (Amsgrad) s[2] = max(s[2], v);
+    const V root = sqrt(s[slot_count - 1]);
+    const V denominator = fma(root, V(c.inv_root_correction2), V(c.eps));
+    p = fma(p, V(c.keep), -divide(V(c.step) * m, denominator));
+  }
+};
+
+template <bool Decoupled>
+struct adam_rule {
+  static constexpr const char* name = Decoupled ? "adamw" : "adam";
+  static constexpr bool elementwise = true;
+  static constexpr slot moments[] = {adam_formula<false>::slots[0], adam_formula<false>::slots[1]};
+  template <bool Amsgrad>
+  using formula = adam_formula<Amsgrad>;
+
+  template <class Self, class Parent>
+  class fields : public Parent {
+   public:
+    using betas_t = std::tuple<double, double>;
+    LEANOPT_STOCK_OPTION(double, lr)
+    LEANOPT_STOCK_OPTION(betas_t, betas)
+    LEANOPT_STOCK_OPTION(double, eps)
+    LEANOPT_STOCK_OPTION(double, weight_decay)
+    LEANOPT_STOCK_OPTION(bool, amsgrad)
+    LEANOPT_OPTION(bool, maximize) = false;
+
+   public:
+    template <class F, class... O>
+    static void each(F f, O&... o) {
+      f("lr", not_negative, o.lr()...);
+      f("betas", below_one, o.betas()...);
+      f("eps", not_negative, o.eps()...);
+      f("weight_decay", not_negative, o.weight_decay()...);
+      f("amsgrad", any_value, o.amsgrad()...);
+      f("maximize", any_value, o.maximize()...);
+    }
+
+    template <class Given>
+    const char* contradiction(Given, bool compressed) const {
+      return compressed && amsgrad()
+                 ? "amsgrad is kept in full precision only: set amsgrad(false) or use the class "
+                   "without 8bit in its name"
+                 : "";
+    }
+  };
+
+  /// Powers and products in double; `step` counts from 1.
+  template <class T, class Options>
+  static adam_coeffs<T> prepare(const Options& o, std::int64_t step) {
+    const auto [beta1, beta2] = o.betas();
+    const double correction1 = 1 - power(beta1, step), correction2 = 1 - power(beta2, step);
+    return {T(o.maximize() ? -1 : 1),
+            T(Decoupled ? 0 : o.weight_decay()),
+            T(1 - beta1),
+            T(beta2),
+            T(1 - beta2),
+            T(o.lr() / correction1),
+            T(1 / std::sqrt(correction2)),
+            T(o.eps()),
+            T(Decoupled ? std::fma(-o.lr(), o.weight_decay(), 1.0) : 1)};
+  }
+};
+
+using adam = adam_rule<false>;
+using adamw = adam_rule<true>;
+
+}  // namespace leanopt::rules
+LEANOPT_EXACT_END
