@@ -5,17 +5,13 @@ import xml.etree.ElementTree as ElementTree
 
 
 def reason_of(case):
-    """What GTEST_SKIP() was given: the lines between GoogleTest's 'Skipped' and its [  SKIPPED ]."""
+    """What GTEST_SKIP() was given; of a program without GoogleTest, all that it printed."""
     lines = case.findtext("system-out", "").splitlines()
     starts = [i for i, line in enumerate(lines) if line.endswith(": Skipped")]
-    if not starts:
-        return case.find("skipped").get("message", "no reason given")
-    reason = []
-    for line in lines[starts[0] + 1:]:
-        if line.startswith("[  SKIPPED ]"):
-            break
-        reason.append(line.strip())
-    return " ".join(filter(None, reason)) or "no reason given"
+    if starts:
+        ends = [i for i, line in enumerate(lines) if line.startswith("[  SKIPPED ]")]
+        lines = lines[starts[0] + 1 : ends[0]]
+    return "; ".join(line.strip() for line in lines if line.strip()) or "no reason given"
 
 
 def main(reports):

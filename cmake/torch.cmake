@@ -34,7 +34,7 @@ function(leanopt_provide_torch problem)
     _leanopt_fetch_torch(dir reason)
   elseif(NOT dir)
     set(reason "Set CMAKE_PREFIX_PATH to the folder of a LibTorch ${leanopt_oldest_torch} or later, \
-or activate a python3 that has torch, or set LEANOPT_FETCH_TORCH=ON to install a pinned one.")
+activate a python3 that has torch, or set LEANOPT_FETCH_TORCH=ON to install a pinned one.")
   endif()
   if(NOT dir)
     set(${problem} "leanopt found no LibTorch. ${reason}" PARENT_SCOPE)

@@ -39,16 +39,11 @@ constexpr int shown_failures = 10;
 
 torch::Dtype scalar_type(number_type type) {
   switch (type) {
-    case number_type::f64:
-      return torch::kFloat64;
-    case number_type::f32:
-      return torch::kFloat32;
-    case number_type::f16:
-      return torch::kFloat16;
-    case number_type::bf16:
-      return torch::kBFloat16;
-    case number_type::u8:
-      return torch::kUInt8;
+    case number_type::f64: return torch::kFloat64;
+    case number_type::f32: return torch::kFloat32;
+    case number_type::f16: return torch::kFloat16;
+    case number_type::bf16: return torch::kBFloat16;
+    case number_type::u8: return torch::kUInt8;
   }
   throw std::logic_error("number type without a scalar type");
 }
@@ -364,6 +359,8 @@ class replay {
       const auto& ours = states[record.parameter].tensors;
       const auto found = ours.find(name);
       if (found == ours.end()) {
+        // A parameter without elements has no factors and no RMS here; the peer keeps 0/0 there.
+        if (tensors_.at(record.parameter).numel() == 0) continue;
         result_.fail(where + ": the optimizer keeps no such tensor");
       } else {
         compare_tensor(record, found->second, where);

@@ -165,15 +165,11 @@ inline number_type parse_type(const std::string& text) {
 
 inline std::size_t hexadecimal_digits(number_type type) {
   switch (type) {
-    case number_type::f64:
-      return 16;
-    case number_type::f32:
-      return 8;
+    case number_type::f64: return 16;
+    case number_type::f32: return 8;
     case number_type::f16:
-    case number_type::bf16:
-      return 4;
-    case number_type::u8:
-      return 2;
+    case number_type::bf16: return 4;
+    case number_type::u8: return 2;
   }
   throw std::logic_error("number type without a width");
 }
@@ -207,14 +203,10 @@ inline double number_of_bits(std::uint64_t bits, number_type type) {
       std::memcpy(&value, &bits, sizeof(value));
       return value;
     }
-    case number_type::f32:
-      return float_of_bits(static_cast<std::uint32_t>(bits));
-    case number_type::bf16:
-      return float_of_bits(static_cast<std::uint32_t>(bits) << 16);
-    case number_type::f16:
-      return half_of_bits(static_cast<std::uint32_t>(bits));
-    case number_type::u8:
-      return static_cast<double>(bits);
+    case number_type::f32: return float_of_bits(static_cast<std::uint32_t>(bits));
+    case number_type::bf16: return float_of_bits(static_cast<std::uint32_t>(bits) << 16);
+    case number_type::f16: return half_of_bits(static_cast<std::uint32_t>(bits));
+    case number_type::u8: return static_cast<double>(bits);
   }
   throw std::logic_error("number type without a decoder");
 }

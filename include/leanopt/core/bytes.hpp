@@ -10,7 +10,7 @@ namespace leanopt {
 template <class Rule, class Format>
 constexpr double code_bytes() {
   double bytes = 0;
-  for (const slot& s : Rule::moments)
+  for (const slot_spec& s : Rule::moments)
     if (s.shape == extent::element) bytes += Format::bytes_per_value;
   return bytes;
 }

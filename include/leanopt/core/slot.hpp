@@ -13,7 +13,7 @@ enum class values { any, non_negative };
 /// Per element of the parameter, per row or column of its last two dimensions, or one in all.
 enum class extent { element, row, column, one };
 
-struct slot {
+struct slot_spec {
   const char* name;  ///< the checkpoint's name
   values range = values::any;
   extent shape = extent::element;

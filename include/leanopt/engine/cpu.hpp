@@ -68,26 +68,24 @@ template <class Kernel, class... A>
 }
 #endif
 
-/// Runs Kernel::run<Width>(args...) with the width of `l`.
-template <class Kernel, class... A>
+/// What a kernel for numbers of type T is compiled for at most: float64 moves so many bytes that 512
+/// bits gain nothing, and each level costs every consumer's compiler.
+template <class T>
+constexpr level widest = sizeof(T) == 8 ? level::avx2 : level::avx512;
+
+/// Runs Kernel::run<Width>(args...) with the width of `l`, at most Widest's.
+template <class Kernel, level Widest, class... A>
 auto launch(level l, const A&... args) {
 #if LEANOPT_LANES_X86
-  if (l == level::avx512) return enter_avx512<Kernel>(args...);
-  if (l == level::avx2) return enter_avx2<Kernel>(args...);
+  if constexpr (Widest == level::avx512)
+    if (l == level::avx512) return enter_avx512<Kernel>(args...);
+  if constexpr (Widest != level::scalar)
+    if (l != level::scalar) return enter_avx2<Kernel>(args...);
 #endif
   (void)l;
   return enter_scalar<Kernel>(args...);
 }
 
-/// f(load, store, i) for the full registers of n numbers, then for the rest through a padded copy:
-/// zeros enter no result, and the tail has the bits of a full register.
-template <class V, class F>
-LEANOPT_INLINE void each_register(std::size_t n, F f) {
-  constexpr std::size_t N = lane_traits<V>::count;
-  std::size_t i = 0;
-  for (; i + N <= n; i += N) f(i, N);
-  if (i < n) f(i, n - i);
-}
 /// The n numbers at p as a register; the lanes behind them are zero.
 template <class V, class T>
 LEANOPT_INLINE V load_some(const T* p, std::size_t n) {
@@ -165,7 +163,7 @@ void read(level l, const operand& x, std::size_t first, std::size_t n, T* out) {
           for (std::size_t k = 0; k < m; ++k) row[k] = from[std::int64_t(done + k) * step];
         const std::uint16_t* words = step == 1 ? from + done : row;
         detail::with_bits(x.type, [&](auto bits) {
-          detail::launch<detail::widen<decltype(bits), Weights>>(l, words, to + done, m);
+          detail::launch<detail::widen<decltype(bits), Weights>, level::avx512>(l, words, to + done, m);
         });
       }
     }
@@ -187,7 +185,7 @@ void write(level l, const operand& x, std::size_t first, std::size_t n, const T*
         m = std::min(stage, count - done);
         std::uint16_t* words = step == 1 ? to + done : row;
         detail::with_bits(x.type, [&](auto bits) {
-          detail::launch<detail::narrow<decltype(bits), Weights>>(l, from + done, words, m);
+          detail::launch<detail::narrow<decltype(bits), Weights>, level::avx512>(l, from + done, words, m);
         });
         if (step != 1)
           for (std::size_t k = 0; k < m; ++k) to[std::int64_t(done + k) * step] = row[k];
@@ -219,11 +217,12 @@ struct piece {
 
 namespace detail {
 
-template <class Formula, class T, class V, class Inputs>
+/// The formula, with the numbers at `input` where it has inputs.
+template <class Formula, class T, class V>
 LEANOPT_INLINE void apply(const typename Formula::template coeffs<T>& c, V& p, const V& g, V* s,
-                          const T* input, std::size_t n) {
-  if constexpr (Inputs::present)
-    Formula::apply(c, p, g, s, load_some<V>(input, n));
+                          const T* input) {
+  if constexpr (Formula::template inputs<T>::present)
+    Formula::apply(c, p, g, s, lane_traits<V>::load(input));
   else
     Formula::apply(c, p, g, s);
 }
@@ -238,21 +237,39 @@ struct stream {
   LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& coeffs,
                                  const piece<T, Format, S>& piece_, const inputs& in) {
     using V = lanes_of<Width, T>;
+    using L = lane_traits<V>;
+    constexpr std::size_t N = L::count;
     const auto c = coeffs;  // local copies: no store in the loop can change them, so the broadcasts
     const auto t = piece_;  // are hoisted
-    alignas(64) T input[inputs::present ? stage : 1];
+    alignas(64) T input[inputs::present ? stage : 1], padded[2 + S][N] = {};
     const std::size_t chunk = inputs::present ? stage : t.elements;
     for (std::size_t at = 0; at < t.elements; at += chunk) {
       const std::size_t m = std::min(chunk, t.elements - at);
       if constexpr (inputs::present) in.template fill<V>(input, t.first + at, m);
-      each_register<V>(m, [&](std::size_t j, std::size_t n) LEANOPT_LAMBDA {
-        const std::size_t i = at + j;
-        V p = load_some<V>(t.p + i, n), s[S ? S : 1];
-        each<S>([&](auto k) LEANOPT_LAMBDA { s[k] = load_some<V>(t.slots[k] + i, n); });
-        apply<Formula, T, V, inputs>(c, p, load_some<V>(t.g + i, n), s, input + j, n);
-        each<S>([&](auto k) LEANOPT_LAMBDA { store_some(t.slots[k] + i, s[k], n); });
-        store_some(t.p + i, p, n);
-      });
+      const std::size_t rest = m % N;
+      T *p = t.p + at, *s[S ? S : 1];
+      const T *g = t.g + at, *x = input;
+      each<S>([&](auto k) LEANOPT_LAMBDA { s[k] = t.slots[k] + at; });
+      for (std::size_t n = m - rest;; n = N) {  // full registers, then the rest in a padded copy
+        for (std::size_t j = 0; j < n; j += N) {
+          V w = L::load(p + j), moments[S ? S : 1];
+          each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = L::load(s[k] + j); });
+          apply<Formula, T, V>(c, w, L::load(g + j), moments, x + j);
+          each<S>([&](auto k) LEANOPT_LAMBDA { L::store(s[k] + j, moments[k]); });
+          L::store(p + j, w);
+        }
+        if (!rest || p == padded[0]) break;
+        std::copy_n(p + n, rest, padded[0]);
+        std::copy_n(g + n, rest, padded[1]);
+        for (int k = 0; k < S; ++k) std::copy_n(s[k] + n, rest, padded[2 + k]);
+        p = padded[0];
+        g = padded[1];
+        x += n;
+        for (int k = 0; k < S; ++k) s[k] = padded[2 + k];
+      }
+      if (!rest) continue;
+      std::copy_n(padded[0], rest, t.p + at + m - rest);
+      for (int k = 0; k < S; ++k) std::copy_n(padded[2 + k], rest, t.slots[k] + at + m - rest);
     }
   }
 };
@@ -265,20 +282,24 @@ struct blocks {
   using coeffs = typename Formula::template coeffs<T>;
   using range = typename Format::template range<scalar<float>>;
 
-  /// Values that the block could not hold: their moments become what the format says, and the
-  /// parameter becomes NaN, as visible as in full precision, where the moments would tell.
+  /// Elements of which the block cannot hold a moment: all their moments become what the format says,
+  /// because one of a gradient whose square overflows is finite still and would set the scale of its
+  /// neighbours. The parameter becomes NaN, as visible as in full precision, where the moments would
+  /// tell.
   [[gnu::noinline, gnu::cold]] static void repair(float (&moments)[S][B], T* p, range (&r)[S]) {
+    bool large[B] = {};
+    for (const auto& slot : moments)
+      for (int j = 0; j < B; ++j) large[j] |= Format::is_large(bits(slot[j]));
     each<S>([&](auto k) {
       constexpr values any = Formula::slots[k].range;
       r[k] = {};
-      for (int j = 0; j < B; ++j) {
-        if (!Format::is_large(bits(moments[k][j])))
-          r[k].template add<any>(scalar<float>(moments[k][j]));
-        else if (p)
-          p[j] = std::numeric_limits<T>::quiet_NaN();
-      }
-      for (float& x : moments[k]) x = Format::template repair<any>(x, r[k].largest);
+      for (int j = 0; j < B; ++j)
+        if (!large[j]) r[k].template add<any>(scalar<float>(moments[k][j]));
+      for (int j = 0; j < B; ++j)
+        if (large[j]) moments[k][j] = Format::template repair<any>(r[k].largest);
     });
+    for (int j = 0; p && j < B; ++j)
+      if (large[j]) p[j] = std::numeric_limits<T>::quiet_NaN();
   }
   [[gnu::noinline]] static void raise(float (&moments)[B], float floor) {
     for (float& x : moments) x = Format::raise(x, floor);
@@ -313,7 +334,7 @@ struct blocks {
       });
       if constexpr (std::is_same_v<T, float>) {
         F w = L::load(p + j);
-        apply<Formula, T, F, inputs>(c, w, L::load(g + j), s, input + (inputs::present ? j : 0), N);
+        apply<Formula, T, F>(c, w, L::load(g + j), s, input + (inputs::present ? j : 0));
         L::store(p + j, w);
         each<S>([&](auto k) LEANOPT_LAMBDA { L::store(moments[k] + j, s[k]); });
       } else {  // widen the moments, compute in double, round them to float
@@ -321,8 +342,7 @@ struct blocks {
         for (int h = j; h < j + N; h += D::count) {
           V w = D::load(p + h), wide[S];
           each<S>([&](auto k) LEANOPT_LAMBDA { wide[k] = D::load(moments[k] + h); });
-          apply<Formula, T, V, inputs>(c, w, D::load(g + h), wide,
-                                       input + (inputs::present ? h : 0), D::count);
+          apply<Formula, T, V>(c, w, D::load(g + h), wide, input + (inputs::present ? h : 0));
           D::store(p + h, w);
           each<S>([&](auto k) LEANOPT_LAMBDA { D::store(moments[k] + h, wide[k]); });
         }
@@ -496,7 +516,7 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
       x.slots[k] = static_cast<typename Format::template stored<T>*>(t.slots[k]) + at;
       if constexpr (Format::block != 0) x.headers[k] = t.headers[k] + at / Format::block;
     }
-    detail::launch<kernel>(l, c, x, in);
+    detail::launch<kernel, detail::widest<T>>(l, c, x, in);
   };
   T* const own_p = static_cast<T*>(t.p.data);
   const T* const own_g = static_cast<const T*>(t.g.data);
@@ -515,12 +535,12 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
 template <class Formula, class Format>
 void encode(level l, const piece<float, Format, Formula::slot_count>& t, const float* const* moments) {
   const float_environment guard;
-  detail::launch<detail::encode_kernel<Formula, Format>>(l, t, moments);
+  detail::launch<detail::encode_kernel<Formula, Format>, level::avx2>(l, t, moments);
 }
 template <class Formula, class Format>
 void decode(level l, const piece<float, Format, Formula::slot_count>& t, float* const* moments) {
   const float_environment guard;
-  detail::launch<detail::decode_kernel<Formula, Format>>(l, t, moments);
+  detail::launch<detail::decode_kernel<Formula, Format>, level::scalar>(l, t, moments);
 }
 
 // ---- sums ---------------------------------------------------------------------------------------
@@ -595,10 +615,12 @@ struct track_variance {
   LEANOPT_INLINE static void run(const typename Rule::template reductions<T>& c, const T* g, T* v,
                                  std::size_t n) {
     using V = lanes_of<Width, T>;
-    each_register<V>(n, [&](std::size_t i, std::size_t m) LEANOPT_LAMBDA {
+    constexpr std::size_t N = lane_traits<V>::count;
+    for (std::size_t i = 0; i < n; i += N) {
+      const std::size_t m = std::min(N, n - i);
       const V x = load_some<V>(g + i, m);
       store_some(v + i, Rule::track(c, load_some<V>(v + i, m), x * x), m);
-    });
+    }
   }
 };
 
@@ -634,7 +656,7 @@ double root_mean_square(level l, const operand& x, std::size_t elements, double*
       detail::each_stage<T, Weights>(
           l, x, u * unit, std::min(elements, (u + 1) * unit),
           [&](const T* values, std::size_t, std::size_t n) {
-            sums[u] += detail::launch<detail::square_sum<T>>(l, values, n);
+            sums[u] += detail::launch<detail::square_sum<T>, detail::widest<T>>(l, values, n);
           });
     }
   });
@@ -701,7 +723,7 @@ class matrix_passes {
         detail::each_stage<T, Weights>(
             level_, t_.g, begin * unit, std::min(t_.elements, end * unit),
             [&](const T* g, std::size_t i, std::size_t n) {
-              detail::launch<detail::track_variance<Rule, T>>(
+              detail::launch<detail::track_variance<Rule, T>, level::avx2>(
                   level_, c_, g, static_cast<T*>(t_.variance) + i, n);
             });
       });
@@ -724,7 +746,7 @@ class matrix_passes {
         sums_[u] = 0;
         detail::each_stage<T, Weights>(level_, t_.g, u * unit, std::min(t_.elements, (u + 1) * unit),
                                        [&](const T* g, std::size_t i, std::size_t n) {
-                                         sums_[u] += detail::launch<kernel>(level_, g, i, n, inputs_);
+                                         sums_[u] += detail::launch<kernel, detail::widest<T>>(level_, g, i, n, inputs_);
                                        });
       }
     });
@@ -786,7 +808,7 @@ class matrix_passes {
     using kernel = detail::matrix_sums<T>;
     if (in_place<T>(t_.g)) {
       const T* g = static_cast<const T*>(t_.g.data) + first;
-      detail::launch<kernel>(level_, g, rows, t_.columns, n, row_sums, column_sums);
+      detail::launch<kernel, detail::widest<T>>(level_, g, rows, t_.columns, n, row_sums, column_sums);
       return;
     }
     alignas(64) T copy[tile];
@@ -794,7 +816,7 @@ class matrix_passes {
     for (std::size_t r = 0; r < rows; r += together) {
       const std::size_t some = std::min(together, rows - r);
       read<T, Weights>(level_, t_.g, first + r * t_.columns, some * n, copy);
-      detail::launch<kernel>(level_, static_cast<const T*>(copy), some, n, n, row_sums + r,
+      detail::launch<kernel, detail::widest<T>>(level_, static_cast<const T*>(copy), some, n, n, row_sums + r,
                              column_sums);
     }
   }

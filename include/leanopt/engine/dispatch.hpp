@@ -23,13 +23,28 @@
 
 namespace leanopt::engine {
 
-/// f(begin, end) for ranges that make up [0, count), on LibTorch's threads. at::parallel_for is a
-/// header template and runs serially in a program compiled without OpenMP; an iteration over a tensor
-/// of one byte per unit runs inside LibTorch, whatever the flags of this program.
-template <class F>
-void for_units(std::size_t count, std::size_t grain, F f) {
+/// A function of a range of units, f(begin, end), without its type. Refers to the function.
+class unit_function {
+ public:
+  template <class F>
+  unit_function(const F& f)
+      : object_(&f), call_([](const void* object, std::size_t begin, std::size_t end) {
+          (*static_cast<const F*>(object))(begin, end);
+        }) {}
+  void operator()(std::size_t begin, std::size_t end) const { call_(object_, begin, end); }
+
+ private:
+  const void* object_;
+  void (*call_)(const void*, std::size_t, std::size_t);
+};
+
+/// f(begin, end) for ranges that make up [0, count), on LibTorch's threads, each of which takes `grain`
+/// units at least. at::parallel_for is a header template and runs serially in a program compiled
+/// without OpenMP; an iteration over a tensor of one byte per unit runs inside LibTorch, whatever the
+/// flags of this program.
+inline void for_units(std::size_t count, std::size_t grain, unit_function f) {
   if (count == 0) return;
-  if (count <= grain || at::get_num_threads() == 1) return f(std::size_t(0), count);
+  if (count <= grain || at::get_num_threads() == 1) return f(0, count);
   at::Tensor bytes = at::empty({std::int64_t(count)}, at::kByte);
   const char* base = static_cast<const char*>(bytes.data_ptr());
   at::TensorIterator::nullary_op(bytes).for_each(
@@ -39,11 +54,14 @@ void for_units(std::size_t count, std::size_t grain, F f) {
       },
       std::int64_t(grain));
 }
-/// The same on the calling thread.
-struct serially {
-  template <class F>
-  void operator()(std::size_t count, F f) const {
-    if (count) f(std::size_t(0), count);
+/// What runs the passes of one tensor: all threads, or the calling one.
+struct unit_loop {
+  bool pooled = false;
+  void operator()(std::size_t count, unit_function f) const {
+    if (pooled)
+      for_units(count, 4, f);
+    else if (count)
+      f(0, count);
   }
 };
 
@@ -55,14 +73,15 @@ inline cpu::level level_from_environment() {
     const std::string wanted = variable ? variable : "";
     const cpu::level best = cpu::best_level();
     if (wanted.empty()) return best;
-    for (cpu::level l : {cpu::level::scalar, cpu::level::avx2, cpu::level::avx512}) {
-      if (wanted != cpu::name_of(l)) continue;
-      TORCH_CHECK(l <= best, "leanopt: ATEN_CPU_CAPABILITY=", wanted,
-                  " is more than this processor and compiler have (", cpu::name_of(best), ")");
-      return l;
-    }
-    TORCH_CHECK(false, "leanopt: ATEN_CPU_CAPABILITY=", wanted,
+    const bool known = wanted == "default" || wanted == "avx2" || wanted == "avx512";
+    TORCH_CHECK(known, "leanopt: ATEN_CPU_CAPABILITY=", wanted,
                 " is unknown: use default, avx2 or avx512, or unset it");
+    const cpu::level l = wanted == "avx512" ? cpu::level::avx512
+                         : wanted == "avx2" ? cpu::level::avx2
+                                            : cpu::level::scalar;
+    TORCH_CHECK(l <= best, "leanopt: ATEN_CPU_CAPABILITY=", wanted,
+                " is more than this processor and compiler have (", cpu::name_of(best), ")");
+    return l;
   }();
   return chosen;
 }
@@ -130,33 +149,20 @@ class operands {
 };
 
 /// The steps of an elementwise rule over all tensors, as one list of units.
-template <class Rule, class Weights>
 class elementwise_work {
  public:
+  using function = void (*)(cpu::level, const cpu::tensor_step&, const void* coeffs,
+                            std::size_t first, std::size_t last);
   operands shapes;
 
-  /// `slots` counts the slots that hold something; `options` outlives run().
-  template <class Format, class Options>
-  void add(const cpu::tensor_step& t, int slots, at::ScalarType type, const Options& options,
-           std::int64_t step) {
-    with_arithmetic(type, [&](auto zero) {
-      using T = decltype(zero);
-      const void* c = prepared(options, step, zero);
-      const auto with_formula = [&](auto formula) {
-        jobs_.push_back({t, c, &run_job<decltype(formula), Format, T>, units_});
-      };
-      if constexpr (Format::compressed)
-        with_formula(typename Rule::template formula<false>{});
-      else if (slots == Rule::template formula<true>::slot_count)
-        with_formula(typename Rule::template formula<true>{});
-      else
-        with_formula(typename Rule::template formula<false>{});
-    });
+  /// `coeffs` outlives run().
+  void add(const cpu::tensor_step& t, const void* coeffs, function f) {
+    jobs_.push_back({t, coeffs, f, units_});
     units_ += cpu::units_of(t.elements);
   }
 
   void run(cpu::level l) const {
-    for_units(units_, grain, [&](std::size_t begin, std::size_t end) {
+    for_units(units_, 4, [&](std::size_t begin, std::size_t end) {
       const cpu::float_environment guard;
       auto job = std::upper_bound(jobs_.begin(), jobs_.end(), begin,
                                   [](std::size_t u, const job_t& j) { return u < j.first_unit; });
@@ -171,71 +177,65 @@ class elementwise_work {
   }
 
  private:
-  static constexpr std::size_t grain = 4;  // units that one thread takes at least
-
   struct job_t {
     cpu::tensor_step work;
     const void* coeffs;
-    void (*run)(cpu::level, const cpu::tensor_step&, const void*, std::size_t, std::size_t);
+    function run;
     std::size_t first_unit;
   };
-
-  template <class Formula, class Format, class T>
-  static void run_job(cpu::level l, const cpu::tensor_step& t, const void* c, std::size_t first,
-                      std::size_t last) {
-    cpu::step<Formula, Format, T, Weights>(
-        l, t, *static_cast<const typename Formula::template coeffs<T>*>(c), {}, first, last);
-  }
-
-  /// Coefficients depend on a group's options and a parameter's step, so neighbours share them.
-  template <class Options, class T>
-  const void* prepared(const Options& o, std::int64_t step, T) {
-    if (&o != options_ || step != step_) {
-      options_ = &o;
-      step_ = step;
-      float_ = &floats_.emplace_back(Rule::template prepare<float>(o, step));
-      double_ = &doubles_.emplace_back(Rule::template prepare<double>(o, step));
-    }
-    if constexpr (std::is_same_v<T, double>)
-      return double_;
-    else
-      return float_;
-  }
-  template <class T>
-  using coeffs = typename Rule::template formula<false>::template coeffs<T>;
-  std::deque<coeffs<float>> floats_;
-  std::deque<coeffs<double>> doubles_;
-  const void* options_ = nullptr;
-  std::int64_t step_ = 0;
-  const void* float_ = nullptr;
-  const void* double_ = nullptr;
-
   std::vector<job_t> jobs_;
   std::size_t units_ = 0;
 };
 
+/// The compiled step of a format for a rule's formula with the first `slots` of its slots, in the
+/// arithmetic of `type`.
+template <class Rule, class Format, class Weights>
+elementwise_work::function elementwise_function(at::ScalarType type, int slots) {
+  elementwise_work::function result = nullptr;
+  with_arithmetic(type, [&](auto zero) {
+    using T = decltype(zero);
+    const auto compiled = [](auto formula) -> elementwise_work::function {
+      using Formula = decltype(formula);
+      return [](cpu::level l, const cpu::tensor_step& t, const void* c, std::size_t first,
+                std::size_t last) {
+        cpu::step<Formula, Format, T, Weights>(
+            l, t, *static_cast<const typename Formula::template coeffs<T>*>(c), {}, first, last);
+      };
+    };
+    using longest = typename Rule::template formula<true>;
+    if constexpr (!Format::compressed)
+      if (slots == longest::slot_count) {
+        result = compiled(longest{});
+        return;
+      }
+    result = compiled(typename Rule::template formula<false>{});
+  });
+  return result;
+}
+
 /// Memory that the passes of a tensor rule reuse from step to step, one part per thread.
 using scratch_memory = std::vector<std::vector<double>>;
 
+/// A step of a tensor rule of one tensor.
+struct tensor_job {
+  cpu::matrix_step work;
+  const void* options = nullptr;
+  std::int64_t step = 0;
+  double epsilon = 0;   ///< of the parameter's type
+  void* rms = nullptr;  ///< where the parameter's root mean square is kept, if it is
+  bool first_moment = false;
+  std::size_t scratch_bytes = 0;
+  void (*run)(cpu::level, const tensor_job&, double* scratch, unit_loop) = nullptr;
+};
+
 /// The steps of a tensor rule: large tensors one after the other with all threads, then the small
 /// ones, each by one thread, so that its passes find it in the cache.
-template <class Rule, class Weights>
 class tensor_work {
  public:
   operands shapes;
 
-  /// `first_moment` says in which format the formula's slot is kept; `rms` may be null.
-  template <class Format, class Options>
-  void add(const cpu::matrix_step& t, bool first_moment, at::ScalarType type,
-           const Options& options, std::int64_t step, float* rms) {
-    with_arithmetic(type, [&](auto zero) {
-      using T = decltype(zero);
-      const double epsilon = epsilon_of(type);
-      auto& list = t.elements >= split ? large_ : small_;
-      list.push_back({t, &options, step, epsilon, rms, first_moment,
-                      &run_one<Format, T, Options, pooled>, &run_one<Format, T, Options, serially>,
-                      cpu::matrix_passes<Rule, T, Weights>::scratch_bytes(t)});
-    });
+  void add(const tensor_job& job) {
+    (job.work.elements >= split ? large_ : small_).push_back(job);
   }
 
   void run(cpu::level l, scratch_memory& scratch) const {
@@ -244,70 +244,53 @@ class tensor_work {
     scratch.resize(std::max({scratch.size(), workers, std::size_t(1)}));
     grow(scratch[0], large_);
     for (std::size_t w = 0; w < workers; ++w) grow(scratch[w], small_);
-    for (const job_t& j : large_) j.run_pooled(l, j, scratch[0].data());
+    for (const tensor_job& j : large_) j.run(l, j, scratch[0].data(), unit_loop{true});
     std::atomic<std::size_t> next{0};  // any thread may take any tensor: the results do not depend on it
     for_units(workers, 1, [&](std::size_t begin, std::size_t end) {
       for (std::size_t w = begin; w < end; ++w)
         for (std::size_t i; (i = next++) < small_.size();)
-          small_[i].run_serially(l, small_[i], scratch[w].data());
+          small_[i].run(l, small_[i], scratch[w].data(), unit_loop{false});
     });
   }
 
  private:
   static constexpr std::size_t split = std::size_t(4) << 20;  // below, two threads share no matrix
-  struct pooled {
-    template <class F>
-    void operator()(std::size_t count, F f) const {
-      for_units(count, 4, f);
-    }
-  };
 
-  struct job_t {
-    cpu::matrix_step work;
-    const void* options;
-    std::int64_t step;
-    double epsilon;
-    float* rms;
-    bool first_moment;
-    void (*run_pooled)(cpu::level, const job_t&, double*);
-    void (*run_serially)(cpu::level, const job_t&, double*);
-    std::size_t scratch_bytes;
-  };
-
-  static double epsilon_of(at::ScalarType type) {
-    switch (type) {
-      case at::kDouble: return std::numeric_limits<double>::epsilon();
-      case at::kBFloat16: return 0x1p-7;
-      case at::kHalf: return 0x1p-10;
-      default: return std::numeric_limits<float>::epsilon();
-    }
-  }
-  static void grow(std::vector<double>& memory, const std::vector<job_t>& jobs) {
+  static void grow(std::vector<double>& memory, const std::vector<tensor_job>& jobs) {
     std::size_t bytes = 0;
-    for (const job_t& j : jobs) bytes = std::max(bytes, j.scratch_bytes);
+    for (const tensor_job& j : jobs) bytes = std::max(bytes, j.scratch_bytes);
     if (memory.size() * sizeof(double) < bytes) memory.resize(bytes / sizeof(double) + 1);
   }
 
-  template <class Format, class T, class Options, class For>
-  static void run_one(cpu::level l, const job_t& j, double* scratch) {
-    const auto& o = *static_cast<const Options*>(j.options);
-    cpu::matrix_passes<Rule, T, Weights> passes(
-        l, j.work, Rule::template prepare<T>(o, j.step, j.epsilon),
-        reinterpret_cast<char*>(scratch));
-    const For for_units{};
-    const double rms_of_parameter = passes.root_mean_square_of_parameter(for_units);
-    if (j.rms) *j.rms = float(rms_of_parameter);
-    passes.track(for_units);
-    const double rms_of_update = passes.root_mean_square_of_update(for_units);
-    const double rate = Rule::rate(o, j.step, rms_of_parameter);
-    const auto c = Rule::template finish<T>(o, rate, rms_of_update);
-    if (j.first_moment)
-      passes.template apply<typename Rule::template formula<true>, Format>(c, for_units);
-    else
-      passes.template apply<typename Rule::template formula<false>, formats::full>(c, for_units);
-  }
-
-  std::vector<job_t> large_, small_;
+  std::vector<tensor_job> large_, small_;
 };
+
+/// Sets what depends on the parameter's type: the compiled step and its scratch.
+template <class Rule, class Format, class Weights, class Options>
+void set_function(tensor_job& job, at::ScalarType type) {
+  with_arithmetic(type, [&](auto zero) {
+    using T = decltype(zero);
+    using passes = cpu::matrix_passes<Rule, T, Weights>;
+    job.epsilon = type == at::kBFloat16 ? 0x1p-7
+                  : type == at::kHalf   ? 0x1p-10
+                                        : double(std::numeric_limits<T>::epsilon());
+    job.scratch_bytes = passes::scratch_bytes(job.work);
+    job.run = [](cpu::level l, const tensor_job& j, double* scratch, unit_loop for_units) {
+      const auto& o = *static_cast<const Options*>(j.options);
+      passes all(l, j.work, Rule::template prepare<T>(o, j.step, j.epsilon),
+                 reinterpret_cast<char*>(scratch));
+      const double rms_of_parameter = all.root_mean_square_of_parameter(for_units);
+      if (j.rms) *static_cast<T*>(j.rms) = T(rms_of_parameter);
+      all.track(for_units);
+      const double rms_of_update = all.root_mean_square_of_update(for_units);
+      const double rate = Rule::rate(o, j.step, rms_of_parameter);
+      const auto c = Rule::template finish<T>(o, rate, rms_of_update);
+      if (j.first_moment)
+        all.template apply<typename Rule::template formula<true>, Format>(c, for_units);
+      else
+        all.template apply<typename Rule::template formula<false>, formats::full>(c, for_units);
+    };
+  });
+}
 
 }  // namespace leanopt::engine

@@ -37,11 +37,11 @@ struct log8_blocks {
     LEANOPT_OPTION(std::int64_t, seed) = 0;
 
    public:
-    template <class F, class... O>
-    static void each(F f, O&... o) {
-      Parent::each(f, o...);
-      f("min_compressed_elements", not_negative, o.min_compressed_elements()...);
-      f("seed", any_value, o.seed()...);
+    fields_list all() {
+      fields_list list = Parent::all();
+      list.emplace_back("min_compressed_elements", not_negative, min_compressed_elements_);
+      list.emplace_back("seed", any_value, seed_);
+      return list;
     }
   };
 
@@ -124,10 +124,10 @@ struct log8_blocks {
 
   /// NaN, Inf, 2^127 and more: their sum with a base could overflow.
   LEANOPT_HD static bool is_large(std::uint32_t x) { return (x & ~sign) >= 0x7f000000u; }
-  /// A signed slot becomes 0 there, a non-negative one the block's largest finite value.
+  /// What stands for such a value: 0 in a signed slot, the block's largest finite one in another.
   template <values Range>
-  LEANOPT_HD static float repair(float x, std::uint32_t largest) {
-    return !is_large(bits(x)) ? x : Range == values::any ? 0.0f : real(largest);
+  LEANOPT_HD static float repair(std::uint32_t largest) {
+    return Range == values::any ? 0.0f : real(largest);
   }
 
   /// The value of code 1: nothing positive is stored below it, so nothing positive becomes zero.

@@ -115,7 +115,12 @@ archive_contents read_archive(torch::serialize::InputArchive& archive,
       InputArchive one;
       if (!states.try_read(value.toStringRef(), one)) continue;
       auto s = new_state();
-      s->serialize(one);
+      try {
+        s->serialize(one);
+      } catch (const c10::Error& e) {  // LibTorch's classes call a missing key a bug of LibTorch
+        TORCH_CHECK(false, "leanopt: the archive's state of parameter ", j, " of group ", i,
+                    " is damaged or another optimizer's: ", e.what_without_backtrace());
+      }
       check_state(*s, params[j], i, j);
       result.states.emplace_back(params[j], std::move(s));
     }

@@ -1,9 +1,15 @@
 // What every optimizer of ours does alike, whatever its rule and format: parameter groups, the identity
-// of parameters, checks of the lists, archives. optimizer.hpp adds the types and the step.
+// of parameters, the checks of a step, slots by name, archives. No template, so that a program compiles
+// it once; optimizer.hpp adds the types.
 #pragma once
 
 #include <leanopt/optim/archive.hpp>
+#include <leanopt/optim/slots.hpp>
 #include <leanopt/optim/state.hpp>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Type.h>
 
 #include <algorithm>
 #include <sstream>
@@ -27,8 +33,50 @@ struct place {
   }
 };
 
+/// What the front must know of an optimizer's rule, format and weights.
+struct description {
+  archive_signature who;
+  std::vector<slot_spec> slots;  ///< all that a state may hold
+  codec compressed;              ///< those of them that the format compresses
+  state_kind kind;
+  bool takes_complex;
+};
+/// When a parameter's moments are compressed, and the seed of its random bits.
+struct compression {
+  std::int64_t min_elements = 0;
+  std::uint64_t seed = 0;
+};
+
 class front : public Optimizer {
  public:
+  /// One step of every parameter that has a gradient. All parameters, gradients, options and states are
+  /// checked before the first changes. @throws for sparse gradients. For parameters without elements
+  /// steps are counted, nothing else.
+  Tensor step(LossClosure closure = nullptr) override {
+    Tensor loss;
+    if (closure) {
+      at::AutoGradMode on(true);
+      loss = closure();
+    }
+    const c10::InferenceMode normal(false);  // state made in this step must serve later ones
+    const at::NoGradGuard no_grad;
+    refresh();
+    converted views;
+    std::vector<entry> entries = collect(views);
+    for (entry& e : entries) {
+      if (!e.state) e.state = make_state(e.p);
+      set_ordinal(*e.state);
+    }
+    run(entries);
+    for (const entry& e : entries) {  // autograd must see what raw pointers changed
+      bump(e.p);
+      with_class(*e.state, what_.kind, [](auto& s) {
+        each_tensor(s, [](const std::string&, const Tensor& t) { bump(t); });
+      });
+    }
+    return loss;
+  }
+
   /// Fields set in the group's options win, the others inherit the defaults. Hides LibTorch's function,
   /// which drops or merges options by version and cannot be overridden; through an `Optimizer&` use
   /// leanopt::add_param_group. @throws and leaves the optimizer as it was when a parameter is unfit or
@@ -46,15 +94,14 @@ class front : public Optimizer {
   }
 
   void save(torch::serialize::OutputArchive& archive) const override {
-    write_archive(archive, param_groups_, state_, signature(), next_ordinal_,
-                  [&](std::size_t i) { return convert(param_groups_[i].options(), i); });
+    write_archive(archive, param_groups_, state_, what_.who, next_ordinal_,
+                  [&](std::size_t i) { return options_in(i); });
   }
   /// Everything is read and checked before anything changes. Takes LibTorch's archives of the same rule.
   void load(torch::serialize::InputArchive& archive) override {
     auto read = read_archive(
-        archive, param_groups_, signature(),
-        [&](std::size_t i) { return convert(param_groups_[i].options(), i); },
-        [&] { return new_state(); },
+        archive, param_groups_, what_.who,
+        [&](std::size_t i) { return options_in(i); }, [&] { return new_state(); },
         [&](OptimizerParamState& s, const Tensor& p, std::size_t i, std::size_t j) {
           check_state(s, p, place{i, j});
         },
@@ -64,19 +111,65 @@ class front : public Optimizer {
     seen_.clear();
     for (auto& [p, s] : read.states) {
       own(p);
+      for (const slot_spec& one : what_.slots)  // an archive in memory may be loaded again
+        for (const std::string& name : {std::string(one.name), header_of(one.name)})
+          if (const Tensor t = get(*s, name); t.defined()) set(*s, name, t.clone());
       state_[p.unsafeGetTensorImpl()] = std::move(s);
     }
     for (std::size_t i = 0; i < param_groups_.size(); ++i)
       assign(param_groups_[i], std::move(read.options[i]));
-    next_ordinal_ = std::max(next_ordinal_, read.next_ordinal);
+    next_ordinal_ = read.next_ordinal;
   }
 
   using change = std::function<Tensor(const Tensor&)>;
   /// Applies `f` to every slot of `p` that has a row per row of it; `rows` is the new number of rows.
-  virtual void change_rows(const Tensor& p, std::int64_t rows, const change& f) = 0;
-  /// The slot called `name` as float32 (or float64) numbers; undefined where there is none.
-  virtual Tensor read_slot(const Tensor& p, const std::string& name) const = 0;
-  virtual void write_slot(const Tensor& p, const std::string& name, const Tensor& value) = 0;
+  void change_rows(const Tensor& p, std::int64_t rows, const change& f) {
+    OptimizerParamState* s = state_for(p);
+    if (!s) return;
+    std::vector<Tensor> moments = decoded(*s, p);
+    for (Tensor& m : moments) m = f(m);
+    for (const slot_spec& one : what_.slots)
+      if (const Tensor t = get(*s, one.name);
+          t.defined() && t.scalar_type() != at::kByte && one.has_rows(int(p.dim())))
+        set(*s, one.name, f(t));
+    if (moments.empty()) return;
+    auto sizes = p.sizes().vec();
+    sizes[0] = rows;
+    encode_again(*s, at::empty(sizes, p.options()), std::move(moments), p);
+  }
+  /// The slot called `name` in full precision; undefined where there is none.
+  Tensor read_slot(const Tensor& p, const std::string& name) const {
+    const OptimizerParamState* s = state_for(p);
+    if (!s) return {};
+    const auto moments = decoded(*s, p);
+    for (std::size_t k = 0; k < moments.size(); ++k)
+      if (name == what_.compressed.slots[k].name) return moments[k];
+    const Tensor t = get(*s, name);
+    return t.defined() ? t.clone() : t;
+  }
+  void write_slot(const Tensor& p, const std::string& name, const Tensor& value) {
+    const auto known = std::find_if(what_.slots.begin(), what_.slots.end(),
+                                    [&](const slot_spec& one) { return name == one.name; });
+    TORCH_CHECK(known != what_.slots.end(), "leanopt: set_slot: ", what_.who.text(),
+                " has no slot ", name);
+    const place where = find(p);
+    const auto sizes = slot_sizes(*known, p);
+    TORCH_CHECK(value.sizes() == at::IntArrayRef(sizes), "leanopt: set_slot: ", name, " of ",
+                where, " has sizes ", at::IntArrayRef(sizes), ", the value ", value.sizes());
+    const c10::InferenceMode normal(false);
+    const at::NoGradGuard no_grad;
+    OptimizerParamState* s = state_for(p);
+    if (!s) s = make_state(p);
+    set_ordinal(*s);
+    std::vector<Tensor> moments = decoded(*s, p);
+    for (std::size_t k = 0; k < moments.size(); ++k)
+      if (name == what_.compressed.slots[k].name) {
+        moments[k] = value;
+        return encode_again(*s, p, std::move(moments), p);
+      }
+    set(*s, name, value.detach().to(p.device(), full_type(p), false, /*copy=*/true));
+  }
+
   /// `fresh` takes the place of `old` in the lists and inherits its state.
   void replace(const Tensor& old, const Tensor& fresh) {
     for (auto& g : param_groups_)
@@ -97,9 +190,19 @@ class front : public Optimizer {
   }
 
  protected:
+  /// A parameter with a gradient, about to be stepped.
+  struct entry {
+    const OptimizerOptions* options;
+    Tensor p, g;
+    place where;
+    OptimizerParamState* state;
+  };
+
   /// LibTorch sees no group, so it merges and drops nothing; derived constructors append the groups.
-  explicit front(std::unique_ptr<OptimizerOptions> defaults)
-      : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)) {}
+  front(std::unique_ptr<OptimizerOptions> defaults, description what)
+      : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)), what_(std::move(what)) {
+    engine::level_from_environment();
+  }
 
   /// `given` as our type, as it stands; own fields come from the defaults where it has none.
   virtual std::unique_ptr<OptimizerOptions> convert(const OptimizerOptions& given,
@@ -107,12 +210,99 @@ class front : public Optimizer {
   /// The same with unset fields inherited, checked.
   virtual std::unique_ptr<OptimizerOptions> resolve(const OptimizerOptions& given,
                                                     std::size_t group) const = 0;
+  /// The options of a group, as our type; those of one pushed by hand may be unset as yet.
+  std::unique_ptr<OptimizerOptions> options_in(std::size_t group) const {
+    const OptimizerParamGroup& g = param_groups_[group];
+    return g.has_options() ? convert(g.options(), group) : defaults_->clone();
+  }
   virtual void assign(OptimizerParamGroup& group, std::unique_ptr<OptimizerOptions> options) = 0;
+  virtual bool is_own(const OptimizerOptions& o) const = 0;
   virtual void check_options(const OptimizerOptions& o, const std::string& where) const = 0;
+  virtual compression compression_of(const OptimizerOptions& o) const = 0;
   virtual std::unique_ptr<OptimizerParamState> new_state() const = 0;
-  virtual void check_state(const OptimizerParamState& s, const Tensor& p, place where) const = 0;
-  virtual void check_type(const Tensor& p, place where) const = 0;
-  virtual archive_signature signature() const = 0;
+  /// Steps them all; nothing in them can be wrong.
+  virtual void run(std::vector<entry>& entries) = 0;
+
+  // ---- a parameter's state
+
+  Tensor get(const OptimizerParamState& s, const std::string& name) const {
+    return with_class(s, what_.kind, [&](auto& own) { return get_slot(own, name); });
+  }
+  void set(OptimizerParamState& s, const std::string& name, Tensor t) const {
+    with_class(s, what_.kind, [&](auto& own) { set_slot(own, name, std::move(t)); });
+  }
+  std::int64_t steps(const OptimizerParamState& s) const {
+    return with_class(s, what_.kind, [](auto& own) { return std::int64_t(own.step()); });
+  }
+  /// Counts a step and returns its number, from 1.
+  std::int64_t count_step(OptimizerParamState& s) const {
+    return with_class(s, what_.kind, [](auto& own) {
+      own.step(own.step() + 1);
+      return std::int64_t(own.step());
+    });
+  }
+  std::uint64_t key_of(const OptimizerParamState& s, std::uint64_t seed) const {
+    if (what_.kind != state_kind::ours) return 0;
+    const auto& own = static_cast<const ParamState&>(s);
+    return random_key(seed, std::uint64_t(own.step()), std::uint64_t(own.ordinal()));
+  }
+
+  /// Brings the slots `moments`, which the format compresses, into the form of the next step: codes, or
+  /// full precision for a tensor below the group's threshold. Returns whether they are codes.
+  bool recode(const entry& e, const std::vector<slot_spec>& moments) const {
+    const codec& c = what_.compressed;
+    if (c.slots.empty()) return false;
+    const auto [min_elements, seed] = compression_of(*e.options);
+    auto& s = static_cast<ParamState&>(*e.state);
+    const bool want = e.p.numel() >= min_elements, have = is_compressed(s, moments[0].name);
+    if (want && !have) {
+      bool fresh = true;
+      for (const slot_spec& one : moments) fresh = fresh && !s.tensor(one.name).defined();
+      if (fresh) {
+        make_codes(c, s, e.p);
+      } else {
+        std::vector<Tensor> values;
+        for (const slot_spec& one : moments) {
+          const Tensor x = s.tensor(one.name);
+          values.push_back(x.defined() ? x : at::zeros(e.p.sizes(), at::kFloat));
+        }
+        encode(c, s, e.p, ~key_of(s, seed), std::move(values));
+      }
+    } else if (!want && have) {
+      const auto values = decode(c, s, e.p);
+      for (std::size_t k = 0; k < moments.size(); ++k) {
+        s.tensor(moments[k].name, values[k]);
+        s.tensor(header_of(moments[k].name), {});
+      }
+    }
+    return want;
+  }
+  void point_to_codes(const entry& e, const std::vector<slot_spec>& moments,
+                      cpu::tensor_step& t) const {
+    for (std::size_t k = 0; k < moments.size(); ++k) {
+      t.slots[k] = get(*e.state, moments[k].name).data_ptr();
+      t.headers[k] =
+          static_cast<std::uint16_t*>(get(*e.state, header_of(moments[k].name)).data_ptr());
+    }
+  }
+
+  place find(const Tensor& p) const {
+    for (std::size_t i = 0; i < param_groups_.size(); ++i)
+      for (std::size_t j = 0; j < param_groups_[i].params().size(); ++j)
+        if (param_groups_[i].params()[j].is_same(p)) return {i, j};
+    TORCH_CHECK(false, "leanopt: this tensor is no parameter of the optimizer");
+  }
+  const OptimizerParamState* state_for(const Tensor& p) const {
+    const auto it = state_.find(p.unsafeGetTensorImpl());
+    if (it == state_.end() || !it->second) return nullptr;
+    check_state(*it->second, p, find(p));
+    return it->second.get();
+  }
+  OptimizerParamState* state_for(const Tensor& p) {
+    return const_cast<OptimizerParamState*>(std::as_const(*this).state_for(p));
+  }
+
+  description what_;
 
   static std::string group_name(std::size_t i) { return "group " + std::to_string(i); }
 
@@ -145,18 +335,125 @@ class front : public Optimizer {
       }
   }
 
-  std::int64_t next_ordinal_ = 0;
-
  private:
+  using converted = std::vector<std::unique_ptr<OptimizerOptions>>;
+
+  static void bump(const Tensor& t) {
+    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+  }
+  OptimizerParamState* make_state(const Tensor& p) {
+    auto fresh = new_state();
+    OptimizerParamState* s = fresh.get();
+    state_[p.unsafeGetTensorImpl()] = std::move(fresh);
+    return s;
+  }
+  /// A state gets its ordinal at its first step, wherever it came from.
+  void set_ordinal(OptimizerParamState& s) {
+    if (what_.kind != state_kind::ours) return;
+    auto& own = static_cast<ParamState&>(s);
+    if (own.ordinal() < 0) own.ordinal(next_ordinal_++);
+  }
+  std::vector<Tensor> decoded(const OptimizerParamState& s, const Tensor& p) const {
+    if (what_.kind != state_kind::ours) return {};
+    return decode(what_.compressed, static_cast<const ParamState&>(s), p);
+  }
+  /// Moments changed by hand; they draw from a stream of their own, since a step draws from the key.
+  void encode_again(OptimizerParamState& s, const Tensor& like, std::vector<Tensor> moments,
+                    const Tensor& p) const {
+    const std::uint64_t seed = compression_of(*options_in(find(p).group)).seed;
+    encode(what_.compressed, static_cast<ParamState&>(s), like, ~key_of(s, seed),
+           std::move(moments));
+  }
+
+  /// The parameters with a gradient. LibTorch's options pushed by hand are read through `views` and left
+  /// in place.
+  std::vector<entry> collect(converted& views) {
+    std::vector<entry> entries;
+    for (std::size_t i = 0; i < param_groups_.size(); ++i) {
+      auto& group = param_groups_[i];
+      const OptimizerOptions* o = &group.options();
+      if (!is_own(*o)) o = views.emplace_back(convert(*o, i)).get();
+      check_options(*o, group_name(i));
+      for (std::size_t j = 0; j < group.params().size(); ++j) {
+        const place where{i, j};
+        const Tensor& p = group.params()[j];
+        Tensor g = p.grad();
+        if (!g.defined()) continue;
+        TORCH_CHECK(g.layout() == at::kStrided, "leanopt: the gradient of ", where, " is ",
+                    g.layout() == at::kSparse ? "sparse" : "not strided",
+                    "; make it dense (for embeddings: sparse(false))");
+        TORCH_CHECK(g.sizes() == p.sizes() && g.device() == p.device(), "leanopt: ", where,
+                    " has sizes ", p.sizes(), " on ", p.device(), ", its gradient ", g.sizes(),
+                    " on ", g.device());
+        check_type(p, where);  // a module may have moved to another type since the lists were checked
+        OptimizerParamState* s = nullptr;
+        if (const auto it = state_.find(p.unsafeGetTensorImpl());
+            it != state_.end() && it->second) {
+          s = it->second.get();
+          check_state(*s, p, where);
+        }
+        if (g.is_conj() || g.is_neg()) g = g.resolve_conj().resolve_neg();
+        if (g.scalar_type() != p.scalar_type()) g = g.to(p.scalar_type());
+        entries.push_back({o, p, g, where, s});
+      }
+    }
+    return entries;
+  }
+
+  void check_type(const Tensor& p, place where) const {
+    const auto type = p.scalar_type();
+    const bool real = type == at::kFloat || type == at::kDouble || type == at::kBFloat16 ||
+                      type == at::kHalf;
+    const bool complex = type == at::kComplexFloat || type == at::kComplexDouble;
+    TORCH_CHECK(real || (complex && what_.takes_complex), "leanopt: ", where, " has type ", type,
+                ", which ", what_.who.text(), " cannot step",
+                complex ? "; complex parameters are stepped by Adam and AdamW in full precision" : "");
+  }
+  void check_state(const OptimizerParamState& state, const Tensor& p, place where) const {
+    TORCH_CHECK(has_class(state, what_.kind), "leanopt: the state of ", where, " is ",
+                c10::demangle(typeid(state).name()), ", which belongs to another optimizer");
+    with_class(state, what_.kind, [&](auto& s) {
+      each_tensor(s, [&](const std::string& name, const Tensor& t) { check_slot(name, t, p, where); });
+    });
+    if (what_.kind != state_kind::ours) return;
+    const auto& s = static_cast<const ParamState&>(state);
+    for (const slot_spec& one : what_.compressed.slots) {
+      const bool codes = is_compressed(s, one.name);
+      TORCH_CHECK(codes == s.tensor(header_of(one.name)).defined() &&
+                      codes == is_compressed(s, what_.compressed.slots[0].name),
+                  "leanopt: the state of ", where, " has codes without headers, or headers without "
+                  "codes: ", one.name);
+    }
+  }
+  void check_slot(const std::string& name, const Tensor& t, const Tensor& p, place where) const {
+    const codec& c = what_.compressed;
+    std::vector<std::int64_t> sizes;
+    bool known = false, type = false;
+    for (const slot_spec& one : what_.slots) {
+      if (name != one.name) continue;
+      known = true;
+      sizes = slot_sizes(one, p);
+      type = at::isFloatingType(t.scalar_type()) || (t.is_complex() && p.is_complex());
+    }
+    for (const slot_spec& one : c.slots) {
+      if (name == one.name && t.scalar_type() == at::kByte) type = true;
+      if (name != header_of(one.name)) continue;
+      known = true;
+      sizes = {c.blocks_of(p.numel())};
+      type = t.scalar_type() == at::kShort;
+    }
+    TORCH_CHECK(known, "leanopt: the state of ", where, " has ", name, ", which ",
+                what_.who.text(), " does not keep");
+    TORCH_CHECK(type && t.sizes() == at::IntArrayRef(sizes), "leanopt: ", name, " of ", where,
+                " is ", t.scalar_type(), " of shape ", t.sizes(), "; a parameter of shape ",
+                p.sizes(), " needs shape ", at::IntArrayRef(sizes));
+  }
+
   /// State is keyed by the address of a TensorImpl; a weak reference keeps that address, but no data,
   /// from being given to another tensor while we know it.
   void own(const Tensor& p) { owners_.try_emplace(p.unsafeGetTensorImpl(), p.getIntrusivePtr()); }
 
   void check_lists() const {
-    struct span {
-      std::uintptr_t begin, end;
-      place where;
-    };
     std::vector<span> memory;
     std::unordered_map<void*, place> known;
     for (std::size_t i = 0; i < param_groups_.size(); ++i) {
@@ -168,18 +465,50 @@ class front : public Optimizer {
         TORCH_CHECK(fresh, "leanopt: ", where, " is the same tensor as ", it->second,
                     " and would be stepped twice; leanopt::unique_parameters(module) lists a tied "
                     "parameter once");
-        if (params[j].numel() && params[j].is_non_overlapping_and_dense()) {
-          const auto begin = reinterpret_cast<std::uintptr_t>(params[j].data_ptr());
-          memory.push_back({begin, begin + params[j].nbytes(), where});
-        }
+        if (params[j].numel()) memory.push_back(span_of(params[j], where));
       }
     }
     std::sort(memory.begin(), memory.end(),
               [](const span& a, const span& b) { return a.begin < b.begin; });
-    for (std::size_t k = 1; k < memory.size(); ++k)
-      TORCH_CHECK(memory[k].begin >= memory[k - 1].end, "leanopt: ", memory[k].where, " and ",
-                  memory[k - 1].where,
-                  " overlap in memory and would be stepped twice; give the optimizer one of them");
+    std::vector<const span*> open;  // those that reach beyond the begin of the next
+    for (const span& s : memory) {
+      open.erase(std::remove_if(open.begin(), open.end(),
+                                [&](const span* o) { return o->end <= s.begin; }),
+                 open.end());
+      for (const span* o : open)
+        TORCH_CHECK(!share_elements(*o, s), "leanopt: ", s.where, " and ", o->where,
+                    " overlap in memory and would be stepped twice; give the optimizer one of them");
+      open.push_back(&s);
+    }
+  }
+  /// From the first byte of a parameter to its last.
+  struct span {
+    std::uintptr_t begin, end;
+    const Tensor* p;
+    place where;
+  };
+  static span span_of(const Tensor& p, place where) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(p.data_ptr());
+    std::uintptr_t last = 0;
+    for (std::int64_t d = 0; d < p.dim(); ++d)
+      last += std::uintptr_t(p.stride(d)) * std::uintptr_t(p.size(d) - 1);
+    return {begin, begin + (last + 1) * p.element_size(), &p, where};
+  }
+  /// Whether two parameters whose spans meet have an element in common, or lie in each other's gaps: a map
+  /// of the bytes tells.
+  static bool share_elements(const span& a, const span& b) {
+    if (a.p->is_non_overlapping_and_dense() && b.p->is_non_overlapping_and_dense()) return true;
+    const Tensor map = at::zeros({std::int64_t(std::max(a.end, b.end) - a.begin)}, at::kByte);
+    const auto bytes_of = [&](const span& s) {
+      auto sizes = s.p->sizes().vec(), strides = s.p->strides().vec();
+      const auto width = std::int64_t(s.p->element_size());
+      for (std::int64_t& stride : strides) stride *= width;
+      sizes.push_back(width);
+      strides.push_back(1);
+      return map.as_strided(sizes, strides, std::int64_t(s.begin - a.begin));
+    };
+    bytes_of(a).fill_(1);
+    return bytes_of(b).any().item<bool>();
   }
   void check_parameter(const Tensor& p, place where) const {
     TORCH_CHECK(p.defined(), "leanopt: ", where, " is undefined; leave it out of the list");
@@ -209,6 +538,7 @@ class front : public Optimizer {
     return false;
   }
 
+  std::int64_t next_ordinal_ = 0;
   std::unordered_map<void*, c10::weak_intrusive_ptr<c10::TensorImpl>> owners_;
   std::vector<void*> seen_;
 };

@@ -5,7 +5,7 @@
 //
 // A class of options is one chain of single inheritance, from LibTorch's class to the one users name:
 //   torch::optim::AdamWOptions <- settings <- rule's fields <- format's fields <- options<...>
-// Each link names its fields once, in `each`; save, load, compare, print, range checks and
+// Each link names its fields once, in `all`; save, load, compare, print, range checks and
 // inheritance are made from that.
 #pragma once
 
@@ -47,11 +47,11 @@ inline std::ostream& operator<<(std::ostream& out, const range& r) {
 
 namespace detail {
 
-// What a field's type can do: be in a range, be printed, be an IValue. None of LibTorch's archives holds
-// an unset optional; NaN, which is no value of any option, stands for it.
+// ---- what can be done with a list of fields, whatever class it is of ---------------------------
+
 inline bool contains(const range& r, double v) { return r.contains(v); }
 inline bool contains(const range& r, const std::optional<double>& v) {
-  return !v || contains(r, *v);
+  return !v || r.contains(*v);
 }
 template <class A, class B>
 bool contains(const range& r, const std::tuple<A, B>& v) {
@@ -67,26 +67,91 @@ void print(std::ostream& out, const std::tuple<A, B>& v) {
   print(out << ", ", std::get<1>(v));
   out << ')';
 }
-inline double plain_value(double v) { return v; }
-inline std::int64_t plain_value(std::int64_t v) { return v; }
-inline bool plain_value(bool v) { return v; }
-inline double plain_value(const std::optional<double>& v) {
+
+inline std::ostream& operator<<(std::ostream& out, const field& f) {
+  out << f.name << '=';
+  f.visit([&](const auto& v) { print(out, v); });
+  return out;
+}
+inline bool equal(const field& a, const field& b) {
+  return a.visit([&](const auto& v) { return v == b.as<std::decay_t<decltype(v)>>(); });
+}
+inline void copy(const field& from, const field& to) {
+  from.visit([&](const auto& v) { to.as<std::decay_t<decltype(v)>>() = v; });
+}
+
+// LibTorch's archives hold no unset optional; NaN, which is no value of any option, stands for it.
+inline double number_of(const std::optional<double>& v) {
   return v.value_or(std::numeric_limits<double>::quiet_NaN());
 }
-template <class A, class B>
-auto plain_value(const std::tuple<A, B>& v) {
-  return std::make_tuple(plain_value(std::get<0>(v)), plain_value(std::get<1>(v)));
+inline std::optional<double> optional_of(double v) {
+  return v == v ? std::optional<double>(v) : std::nullopt;
 }
-inline void set_plain(double& field, double v) { field = v; }
-inline void set_plain(std::int64_t& field, std::int64_t v) { field = v; }
-inline void set_plain(bool& field, bool v) { field = v; }
-inline void set_plain(std::optional<double>& field, double v) {
-  field = v == v ? std::optional<double>(v) : std::nullopt;
+inline void write(torch::serialize::OutputArchive& archive, const fields_list& fields) {
+  for (const field& f : fields) {
+    torch::IValue value;
+    switch (f.type) {
+      case field::kind::real: value = f.as<double>(); break;
+      case field::kind::integer: value = f.as<std::int64_t>(); break;
+      case field::kind::flag: value = f.as<bool>(); break;
+      case field::kind::optional: value = number_of(f.as<field::optional>()); break;
+      case field::kind::pair: value = f.as<field::pair>(); break;
+      case field::kind::optional_pair: {
+        const auto& [first, second] = f.as<field::optional_pair>();
+        value = std::make_tuple(number_of(first), second);
+      }
+    }
+    archive.write(f.name, value);
+  }
 }
-template <class A, class B, class C, class D>
-void set_plain(std::tuple<A, B>& field, const std::tuple<C, D>& v) {
-  set_plain(std::get<0>(field), std::get<0>(v));
-  set_plain(std::get<1>(field), std::get<1>(v));
+/// Returns a bit per field that the archive has; the others keep their values.
+inline std::uint64_t read(torch::serialize::InputArchive& archive, const fields_list& fields) {
+  std::uint64_t found = 0;
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    const field& f = fields[i];
+    torch::IValue value;
+    if (!archive.try_read(f.name, value)) continue;
+    found |= std::uint64_t(1) << i;
+    switch (f.type) {
+      case field::kind::real: f.as<double>() = value.toDouble(); break;
+      case field::kind::integer: f.as<std::int64_t>() = value.toInt(); break;
+      case field::kind::flag: f.as<bool>() = value.toBool(); break;
+      case field::kind::optional: f.as<field::optional>() = optional_of(value.toDouble()); break;
+      case field::kind::pair: f.as<field::pair>() = value.to<field::pair>(); break;
+      case field::kind::optional_pair: {
+        const auto [first, second] = value.to<field::pair>();
+        f.as<field::optional_pair>() = {optional_of(first), second};
+      }
+    }
+  }
+  return found;
+}
+inline void check(const fields_list& fields, const std::string& where) {
+  for (const field& f : fields) {
+    if (f.visit([&](const auto& v) { return contains(f.allowed, v); })) continue;
+    std::ostringstream text;
+    text << f;
+    TORCH_CHECK(false, "leanopt: ", where, ": ", text.str(), " is outside ", f.allowed);
+  }
+}
+/// The position of the field that `wanted` finds, as a bit; 0 where there is none.
+template <class Wanted>
+std::uint64_t bit_of(const fields_list& fields, Wanted wanted) {
+  for (std::size_t i = 0; i < fields.size(); ++i)
+    if (wanted(fields[i])) return std::uint64_t(1) << i;
+  return 0;
+}
+/// A bit per field that was set: its setter was called, or its value is not the initial one.
+inline std::uint64_t set_bits(const fields_list& fields, const fields_list& initial,
+                              std::uint64_t marked) {
+  for (std::size_t i = 0; i < fields.size(); ++i)
+    if (!equal(fields[i], initial[i])) marked |= std::uint64_t(1) << i;
+  return marked;
+}
+/// Fields whose bit is off take their value from `defaults`.
+inline void inherit(const fields_list& fields, const fields_list& defaults, std::uint64_t set) {
+  for (std::size_t i = 0; i < fields.size(); ++i)
+    if (!(set >> i & 1)) copy(defaults[i], fields[i]);
 }
 
 /// What all options share. `Self` is the class users name, `Stock` LibTorch's class, if it has one.
@@ -100,63 +165,41 @@ class settings : public Stock {
   void set_lr(const double lr) override { self().lr(lr); }
 
   void serialize(torch::serialize::OutputArchive& archive) const override {
-    visit([&](const char* name, const range&, auto& v) {
-      archive.write(name, torch::IValue(plain_value(v)));
-    }, self());
+    write(archive, all_of(self()));
     archive.write(set_key, torch::IValue(std::int64_t(set_)));
   }
   /// A field that the archive lacks keeps its value: LibTorch's archives lack ours.
   void serialize(torch::serialize::InputArchive& archive) override {
+    set_ |= read(archive, all_of(self()));
     torch::IValue value;
-    const bool ours = archive.try_read(set_key, value);
-    const auto set = ours ? std::uint64_t(value.toInt()) : 0;
-    std::uint64_t bit = 1;
-    visit([&](const char* name, const range&, auto& v) {
-      if (archive.try_read(name, value)) {
-        set_plain(v, value.template to<decltype(plain_value(v))>());
-        set_ |= bit;
-      }
-      bit <<= 1;
-    }, self());
-    if (ours) set_ = set;
+    if (archive.try_read(set_key, value)) set_ = std::uint64_t(value.toInt());
     complete_ = true;
   }
 
   friend bool operator==(const Self& a, const Self& b) {
-    bool equal = true;
-    visit([&](const char*, const range&, auto& x, auto& y) { equal = equal && x == y; }, a, b);
-    return equal;
+    return set_bits(all_of(a), all_of(b), 0) == 0;
   }
   friend bool operator!=(const Self& a, const Self& b) { return !(a == b); }
   friend std::ostream& operator<<(std::ostream& out, const Self& o) {
     const char* separator = "";
-    visit([&](const char* name, const range&, auto& v) {
-      print(out << separator << name << '=', v);
+    for (const field& f : all_of(o)) {
+      out << separator << f;
       separator = " ";
-    }, o);
+    }
     return out;
   }
 
-  /// Whether the user gave the field `wanted`.
-  bool given(const std::string& wanted) const {
+  /// Whether the user gave the field `name`.
+  bool given(const std::string& name) const {
     const Self initial = self().initial();
-    bool found = false;
-    std::uint64_t bit = 1;
-    visit([&](const char* name, const range&, auto& mine, auto& first) {
-      if (wanted == name) found = (set_ & bit) || !(mine == first);
-      bit <<= 1;
-    }, self(), initial);
-    return found;
+    const auto fields = all_of(self());
+    return (set_bits(fields, all_of(initial), set_) &
+            bit_of(fields, [&](const field& f) { return name == f.name; })) != 0;
   }
 
   /// @throws when a value is out of range or fields contradict each other; `where` begins the message.
   void check(const std::string& where, bool compressed) const {
-    visit([&](const char* name, const range& r, auto& v) {
-      if (contains(r, v)) return;
-      std::ostringstream text;
-      print(text << name << " = ", v);
-      TORCH_CHECK(false, "leanopt: ", where, ": ", text.str(), " is outside ", r);
-    }, self());
+    detail::check(all_of(self()), where);
     const std::string clash = self().contradiction(
         [&](const char* name) { return given(name); }, compressed);
     TORCH_CHECK(clash.empty(), "leanopt: ", where, ": ", clash);
@@ -167,16 +210,9 @@ class settings : public Stock {
   Self& inherit(const Self& defaults) {
     if (complete_) return self();
     const Self initial = self().initial();
-    std::uint64_t bit = 1;
-    visit([&](const char*, const range&, auto& mine, auto& theirs, auto& first) {
-      if (!(set_ & bit) && mine == first) {
-        mine = theirs;
-        set_ |= defaults.set_ & bit;
-      } else {
-        set_ |= bit;
-      }
-      bit <<= 1;
-    }, self(), defaults, initial);
+    set_ = set_bits(all_of(self()), all_of(initial), set_);
+    detail::inherit(all_of(self()), all_of(defaults), set_);
+    set_ |= defaults.set_;
     complete_ = true;
     return self();
   }
@@ -191,26 +227,19 @@ class settings : public Stock {
   void adapt_to_compression() {}
 
  protected:
-  template <class T>
-  Self& mark(const T& field) {
-    std::uint64_t bit = 1;
-    visit([&](const char*, const range&, auto& v) {
-      if (static_cast<const void*>(&v) == static_cast<const void*>(&field)) set_ |= bit;
-      bit <<= 1;
-    }, self());
+  Self& mark(const void* value) {
+    set_ |= bit_of(all_of(self()), [&](const field& f) { return f.value == value; });
     return self();
   }
 
  private:
   static constexpr const char* set_key = "leanopt_set";
-  template <class F, class... O>
-  static void visit(F f, O&... o) {
-    Self::each(f, o...);
-  }
+  /// The list is the same for reading and writing, so that each class has one.
+  static fields_list all_of(const Self& o) { return const_cast<Self&>(o).all(); }
   Self& self() { return static_cast<Self&>(*this); }
   const Self& self() const { return static_cast<const Self&>(*this); }
 
-  std::uint64_t set_ = 0;  ///< a bit per field, in the order of `each`
+  std::uint64_t set_ = 0;  ///< a bit per field, in the order of `all`
   bool complete_ = false;
 };
 

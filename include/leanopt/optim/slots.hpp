@@ -5,6 +5,10 @@
 #include <leanopt/engine/dispatch.hpp>
 #include <leanopt/optim/state.hpp>
 
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
 #include <string>
 #include <vector>
 
@@ -23,7 +27,7 @@ inline at::ScalarType full_type(const Tensor& p) {
 }
 
 /// The sizes of a slot of a parameter.
-inline std::vector<std::int64_t> slot_sizes(const slot& s, const Tensor& p) {
+inline std::vector<std::int64_t> slot_sizes(const slot_spec& s, const Tensor& p) {
   auto sizes = p.sizes().vec();
   if (s.shape == extent::row) sizes.end()[-1] = 1;
   if (s.shape == extent::column) sizes.end()[-2] = 1;
@@ -49,59 +53,80 @@ inline bool is_compressed(const ParamState& s, const char* name) {
   return t.defined() && t.scalar_type() == at::kByte;
 }
 
-/// The slots that a format compresses: those of the rule's formula, with a value per element.
-template <class Formula, class Format>
-struct codes {
-  static constexpr int S = Formula::slot_count;
-  static constexpr std::int64_t blocks_of(std::int64_t elements) {
-    return (elements + Format::block - 1) / Format::block;
-  }
+/// How a format keeps the slots of a rule's formula, which share its blocks. All functions take the
+/// whole state of a parameter of `elements` elements.
+struct codec {
+  std::vector<slot_spec> slots;
+  std::int64_t block = 0;  ///< 0: full precision, nothing is compressed
+  void (*encode)(const codec&, const ParamState&, std::int64_t elements, std::uint64_t key,
+                 const std::vector<Tensor>& moments) = nullptr;
+  void (*decode)(const codec&, const ParamState&, std::int64_t elements,
+                 const std::vector<Tensor>& moments) = nullptr;
 
-  /// Fresh state is all zeros.
-  static void make(ParamState& s, const Tensor& p) {
-    for (const slot& one : slots()) {
-      s.tensor(one.name, at::zeros(p.sizes(), p.options().dtype(at::kByte)));
-      s.tensor(header_of(one.name),
-               at::zeros({blocks_of(p.numel())}, p.options().dtype(at::kShort)));
-    }
-  }
+  std::int64_t blocks_of(std::int64_t elements) const { return (elements + block - 1) / block; }
 
-  /// The moments, float32 and in logical order.
-  static std::vector<Tensor> decode(const ParamState& s, const Tensor& p) {
-    std::vector<Tensor> result;
-    float* moments[S];
-    for (int k = 0; k < S; ++k) {
-      result.push_back(at::empty(p.sizes(), p.options().dtype(at::kFloat)));
-      moments[k] = result[k].template data_ptr<float>();
+  template <class Formula, class Format>
+  static codec of() {
+    codec c;
+    if constexpr (Format::compressed) {
+      c.slots = {Formula::slots, Formula::slots + Formula::slot_count};
+      c.block = Format::block;
+      c.encode = [](const codec& self, const ParamState& s, std::int64_t elements,
+                    std::uint64_t key, const std::vector<Tensor>& moments) {
+        const float* values[Formula::slot_count];
+        for (std::size_t k = 0; k < moments.size(); ++k)
+          values[k] = static_cast<const float*>(moments[k].data_ptr());
+        cpu::encode<Formula, Format>(engine::level_from_environment(),
+                                     self.whole<Formula, Format>(s, elements, key), values);
+      };
+      c.decode = [](const codec& self, const ParamState& s, std::int64_t elements,
+                    const std::vector<Tensor>& moments) {
+        float* values[Formula::slot_count];
+        for (std::size_t k = 0; k < moments.size(); ++k)
+          values[k] = static_cast<float*>(moments[k].data_ptr());
+        cpu::decode<Formula, Format>(engine::level_from_environment(),
+                                     self.whole<Formula, Format>(s, elements, 0), values);
+      };
     }
-    cpu::decode<Formula, Format>(engine::level_from_environment(), whole(s, p, 0), moments);
-    return result;
+    return c;
   }
-  static void encode(ParamState& s, const Tensor& p, const std::vector<Tensor>& moments,
-                     std::uint64_t key) {
-    make(s, p);
-    std::vector<Tensor> ordered;
-    const float* values[S];
-    for (int k = 0; k < S; ++k) {
-      ordered.push_back(moments[k].to(at::kFloat).contiguous());
-      values[k] = ordered[k].template data_ptr<float>();
-    }
-    cpu::encode<Formula, Format>(engine::level_from_environment(), whole(s, p, key), values);
-  }
-
-  static std::vector<slot> slots() { return {Formula::slots, Formula::slots + S}; }
 
  private:
-  static auto whole(const ParamState& s, const Tensor& p, std::uint64_t key) {
-    cpu::piece<float, Format, S> t{nullptr, nullptr, {}, {}, std::size_t(p.numel()), 0, key};
-    for (int k = 0; k < S; ++k) {
-      const char* name = Formula::slots[k].name;
-      t.slots[k] = s.tensor(name).template data_ptr<std::uint8_t>();
-      t.headers[k] = reinterpret_cast<std::uint16_t*>(
-          s.tensor(header_of(name)).template data_ptr<std::int16_t>());
+  template <class Formula, class Format>
+  auto whole(const ParamState& s, std::int64_t elements, std::uint64_t key) const {
+    cpu::piece<float, Format, Formula::slot_count> t{
+        nullptr, nullptr, {}, {}, std::size_t(elements), 0, key};
+    for (std::size_t k = 0; k < slots.size(); ++k) {
+      t.slots[k] = static_cast<std::uint8_t*>(s.tensor(slots[k].name).data_ptr());
+      t.headers[k] =
+          static_cast<std::uint16_t*>(s.tensor(header_of(slots[k].name)).data_ptr());
     }
     return t;
   }
 };
+
+/// Codes and headers of a fresh state: all zeros.
+inline void make_codes(const codec& c, ParamState& s, const Tensor& p) {
+  for (const slot_spec& one : c.slots) {
+    s.tensor(one.name, at::zeros(p.sizes(), p.options().dtype(at::kByte)));
+    s.tensor(header_of(one.name),
+             at::zeros({c.blocks_of(p.numel())}, p.options().dtype(at::kShort)));
+  }
+}
+/// The moments behind the codes, float32 and in logical order; empty where nothing is compressed.
+inline std::vector<Tensor> decode(const codec& c, const ParamState& s, const Tensor& p) {
+  std::vector<Tensor> moments;
+  if (c.slots.empty() || !is_compressed(s, c.slots[0].name)) return moments;
+  for (std::size_t k = 0; k < c.slots.size(); ++k)
+    moments.push_back(at::empty(p.sizes(), p.options().dtype(at::kFloat)));
+  c.decode(c, s, p.numel(), moments);
+  return moments;
+}
+inline void encode(const codec& c, ParamState& s, const Tensor& p, std::uint64_t key,
+                   std::vector<Tensor> moments) {
+  make_codes(c, s, p);
+  for (Tensor& m : moments) m = m.to(at::kFloat).contiguous();
+  c.encode(c, s, p.numel(), key, moments);
+}
 
 }  // namespace leanopt::detail

@@ -72,6 +72,28 @@ class ParamState : public torch::optim::OptimizerCloneableParamState<ParamState>
 
 namespace detail {
 
+/// Which class the states of an optimizer are of.
+enum class state_kind { ours, adam, adamw };
+template <class State>
+constexpr state_kind kind_of =
+    std::is_same_v<State, torch::optim::AdamParamState>    ? state_kind::adam
+    : std::is_same_v<State, torch::optim::AdamWParamState> ? state_kind::adamw
+                                                           : state_kind::ours;
+
+/// f(state) with its own class. @pre `s` is of `kind`.
+template <class F>
+auto with_class(const torch::optim::OptimizerParamState& s, state_kind kind, F f) {
+  auto& held = const_cast<torch::optim::OptimizerParamState&>(s);
+  if (kind == state_kind::adam) return f(static_cast<torch::optim::AdamParamState&>(held));
+  if (kind == state_kind::adamw) return f(static_cast<torch::optim::AdamWParamState&>(held));
+  return f(static_cast<ParamState&>(held));
+}
+inline bool has_class(const torch::optim::OptimizerParamState& s, state_kind kind) {
+  if (kind == state_kind::adam) return dynamic_cast<const torch::optim::AdamParamState*>(&s);
+  if (kind == state_kind::adamw) return dynamic_cast<const torch::optim::AdamWParamState*>(&s);
+  return dynamic_cast<const ParamState*>(&s);
+}
+
 // One way to reach a slot by name, for our state and for LibTorch's.
 inline torch::Tensor get_slot(const ParamState& s, const std::string& name) {
   return s.tensor(name);
@@ -96,7 +118,8 @@ void set_slot(S& s, const std::string& name, torch::Tensor t) {
 /// f(name, tensor) for the tensors that a state holds.
 template <class F>
 void each_tensor(const ParamState& s, F f) {
-  for (const auto& [name, t] : s.tensors()) f(name, t);
+  for (const auto& [name, t] : s.tensors())
+    if (t.defined()) f(name, t);
 }
 template <class S, class F, class = decltype(std::declval<const S&>().max_exp_avg_sq())>
 void each_tensor(const S& s, F f) {

@@ -78,7 +78,7 @@ struct adafactor_formula {
   template <class T>
   using inputs = inverse_roots<T>;
   static constexpr int slot_count = First_moment ? 1 : 0;
-  static constexpr slot slots[] = {{"exp_avg", values::any}};
+  static constexpr slot_spec slots[] = {{"exp_avg", values::any}};
 
   template <class T>
   using coeffs = adafactor_coeffs<T>;
@@ -98,7 +98,7 @@ struct adafactor_formula {
 struct adafactor {
   static constexpr const char* name = "adafactor";
   static constexpr bool elementwise = false;
-  static constexpr slot moments[] = {{"exp_avg", values::any},
+  static constexpr slot_spec moments[] = {{"exp_avg", values::any},
                                      {"row_var", values::non_negative, extent::row},
                                      {"col_var", values::non_negative, extent::column},
                                      {"variance", values::non_negative}};
@@ -130,7 +130,7 @@ struct adafactor {
     /// Hugging Face's form with its defaults: lr unset, eps (1e-30, 1e-3), relative steps.
     static Self hugging_face() {
       Self self;
-      static_cast<fields&>(self).is_hugging_face_ = true;
+      self.is_hugging_face(true);  // by the setter: a group that names its form does not inherit one
       static_cast<fields&>(self).eps_ = {1e-30, 1e-3};
       return self;
     }
@@ -143,21 +143,20 @@ struct adafactor {
       beta1_ = 0.9;
     }
 
-    template <class F, class... O>
-    static void each(F f, O&... o) {
-      f("lr", not_negative, o.lr()...);
-      f("eps", not_negative, o.eps()...);
-      f("weight_decay", not_negative, o.weight_decay()...);
-      f("beta2_decay", not_positive, o.beta2_decay()...);
-      f("d", one_or_more, o.d()...);
-      f("maximize", any_value, o.maximize()...);
-      f("is_hugging_face", any_value, o.is_hugging_face()...);
-      f("clip_threshold", positive, o.clip_threshold()...);
-      f("decay_rate", not_positive, o.decay_rate()...);
-      f("beta1", below_one, o.beta1()...);
-      f("scale_parameter", any_value, o.scale_parameter()...);
-      f("relative_step", any_value, o.relative_step()...);
-      f("warmup_init", any_value, o.warmup_init()...);
+    fields_list all() {
+      return {{"lr", not_negative, lr_},
+              {"eps", not_negative, eps_},
+              {"weight_decay", not_negative, weight_decay_},
+              {"beta2_decay", not_positive, beta2_decay_},
+              {"d", one_or_more, d_},
+              {"maximize", any_value, maximize_},
+              {"is_hugging_face", any_value, is_hugging_face_},
+              {"clip_threshold", positive, clip_threshold_},
+              {"decay_rate", not_positive, decay_rate_},
+              {"beta1", below_one, beta1_},
+              {"scale_parameter", any_value, scale_parameter_},
+              {"relative_step", any_value, relative_step_},
+              {"warmup_init", any_value, warmup_init_}};
     }
 
     /// Why these options contradict each other; empty when they do not. `given(name)` says whether

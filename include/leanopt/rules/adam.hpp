@@ -27,7 +27,7 @@ struct adam_formula {
   template <class T>
   using inputs = no_inputs;
   static constexpr int slot_count = Amsgrad ? 3 : 2;
-  static constexpr slot slots[] = {{"exp_avg", values::any},
+  static constexpr slot_spec slots[] = {{"exp_avg", values::any},
                                    {"exp_avg_sq", values::non_negative},
                                    {"max_exp_avg_sq", values::non_negative}};
 
@@ -51,9 +51,11 @@ template <bool Decoupled>
 struct adam_rule {
   static constexpr const char* name = Decoupled ? "adamw" : "adam";
   static constexpr bool elementwise = true;
-  static constexpr slot moments[] = {adam_formula<false>::slots[0], adam_formula<false>::slots[1]};
+  static constexpr slot_spec moments[] = {adam_formula<false>::slots[0], adam_formula<false>::slots[1]};
   template <bool Amsgrad>
   using formula = adam_formula<Amsgrad>;
+  template <class T>
+  using coeffs = adam_coeffs<T>;
 
   template <class Self, class Parent>
   class fields : public Parent {
@@ -67,14 +69,10 @@ struct adam_rule {
     LEANOPT_OPTION(bool, maximize) = false;
 
    public:
-    template <class F, class... O>
-    static void each(F f, O&... o) {
-      f("lr", not_negative, o.lr()...);
-      f("betas", below_one, o.betas()...);
-      f("eps", not_negative, o.eps()...);
-      f("weight_decay", not_negative, o.weight_decay()...);
-      f("amsgrad", any_value, o.amsgrad()...);
-      f("maximize", any_value, o.maximize()...);
+    fields_list all() {
+      return {{"lr", not_negative, lr()},          {"betas", below_one, betas()},
+              {"eps", not_negative, eps()},        {"weight_decay", not_negative, weight_decay()},
+              {"amsgrad", any_value, amsgrad()},   {"maximize", any_value, maximize_}};
     }
 
     template <class Given>

@@ -1,0 +1,183 @@
+// compute_optimizer_size and count_moments, for every optimizer of ours and of LibTorch's, against
+// numbers that are counted by hand from the sizes of the parameters.
+#include <leanopt/leanopt.hpp>
+
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace {
+
+using torch::Tensor;
+using torch::optim::Optimizer;
+
+// One matrix that is compressed, one that stays in full precision, a vector.
+constexpr std::int64_t large = 100 * 50, small = 8 * 6, vector = 10, all = large + small + vector;
+constexpr std::int64_t large_factors = 100 + 50, small_factors = 8 + 6, parameters = 3;
+constexpr std::int64_t blocks = (large + 255) / 256;
+
+std::vector<Tensor> make_parameters(torch::Dtype type = torch::kFloat32) {
+  std::vector<Tensor> result;
+  for (const std::vector<std::int64_t>& sizes :
+       {std::vector<std::int64_t>{100, 50}, std::vector<std::int64_t>{8, 6},
+        std::vector<std::int64_t>{10}})
+    result.push_back(torch::ones(sizes, type).set_requires_grad(true));
+  return result;
+}
+
+struct expectation {
+  std::int64_t elements, bytes, moments;
+};
+
+template <class Class>
+void expect_size(leanopt::options_of<Class> options, expectation expected,
+                 torch::Dtype type = torch::kFloat32) {
+  const auto params = make_parameters(type);
+  Class optimizer(params, options);
+  const auto expect = [&](const expectation& e) {
+    const auto [megabytes, elements] = leanopt::compute_optimizer_size(optimizer);
+    EXPECT_EQ(elements, e.elements);
+    EXPECT_DOUBLE_EQ(megabytes, double(e.bytes) / (1024 * 1024));
+    EXPECT_EQ(leanopt::count_moments(optimizer), e.moments);
+    const Optimizer& base = optimizer;
+    for (const auto& size :
+         {leanopt::compute_optimizer_size(base), leanopt::compute_optimizer_size(base.state())}) {
+      EXPECT_EQ(size.elements, e.elements);
+      EXPECT_DOUBLE_EQ(size.megabytes, double(e.bytes) / (1024 * 1024));
+    }
+    EXPECT_EQ(leanopt::count_moments(base.state()), e.moments);
+  };
+  expect({0, 0, 0});
+  for (int i = 0; i < 2; ++i) {
+    for (const Tensor& p : params) p.mutable_grad() = torch::ones_like(p);
+    optimizer.step();
+    expect(expected);
+  }
+}
+
+TEST(size, of_adam_is_two_moments_and_a_step) {
+  const expectation two{2 * all + parameters, 4 * (2 * all + parameters), 2 * all + parameters};
+  expect_size<leanopt::Adam>(1e-3, two);
+  expect_size<leanopt::AdamW>(1e-3, two);
+  expect_size<torch::optim::Adam>(1e-3, two);
+  expect_size<torch::optim::AdamW>(1e-3, two);
+  const expectation three{3 * all + parameters, 4 * (3 * all + parameters), 3 * all + parameters};
+  expect_size<leanopt::AdamW>(leanopt::AdamWOptions(1e-3).amsgrad(true), three);
+  expect_size<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3).amsgrad(true), three);
+}
+
+TEST(size, follows_the_type_of_the_parameters) {
+  const std::int64_t moments = 2 * all + parameters;
+  expect_size<leanopt::AdamW>(1e-3, {moments, 8 * 2 * all + 4 * parameters, moments},
+                              torch::kFloat64);
+  expect_size<leanopt::AdamW>(1e-3, {moments, 4 * 2 * all + 4 * parameters, moments},
+                              torch::kBFloat16);
+  expect_size<torch::optim::AdamW>(1e-3, {moments, 2 * 2 * all + 4 * parameters, moments},
+                                   torch::kBFloat16);
+}
+
+TEST(size, of_8_bit_adam_is_codes_headers_and_small_tensors) {
+  const std::int64_t rest = small + vector, moments = 2 * all + parameters;
+  const expectation expected{moments + 2 * blocks,
+                             2 * (large + 2 * blocks) + 4 * 2 * rest + 8 * parameters, moments};
+  expect_size<leanopt::Adam8bit>(1e-3, expected);
+  expect_size<leanopt::AdamW8bit>(1e-3, expected);
+  expect_size<leanopt::AdamW8bit>(
+      leanopt::AdamW8bitOptions(1e-3).min_compressed_elements(large + 1),
+      {moments, 4 * 2 * all + 8 * parameters, moments});
+  const std::int64_t every_block = blocks + 1 + 1;
+  expect_size<leanopt::AdamW8bit>(
+      leanopt::AdamW8bitOptions(1e-3).min_compressed_elements(1),
+      {moments + 2 * every_block, 2 * (all + 2 * every_block) + 8 * parameters, moments});
+}
+
+TEST(size, of_adafactor_is_its_factors) {
+  const std::int64_t factors = large_factors + small_factors + vector;
+  expect_size<leanopt::Adafactor>(
+      1e-2, {factors + parameters, 4 * (factors + parameters), factors + parameters});
+  using O = leanopt::AdafactorOptions;
+  // Hugging Face's form has an RMS for each parameter and counts in 8 bytes.
+  expect_size<leanopt::Adafactor>(
+      O::hugging_face(),
+      {factors + 2 * parameters, 4 * factors + 12 * parameters, factors + parameters});
+  expect_size<leanopt::Adafactor>(
+      O::hugging_face().beta1(0.9),
+      {factors + all + 2 * parameters, 4 * (factors + all) + 12 * parameters,
+       factors + all + parameters});
+  const std::int64_t rest = small + vector;
+  expect_size<leanopt::Adafactor8bit>(
+      {},
+      {factors + all + blocks + 2 * parameters,
+       4 * (factors + rest) + large + 2 * blocks + 12 * parameters, factors + all + parameters});
+}
+
+TEST(size, of_the_stock_classes) {
+  using namespace torch::optim;
+  expect_size<SGD>(SGDOptions(0.1), {0, 0, 0});
+  expect_size<SGD>(SGDOptions(0.1).momentum(0.9), {all, 4 * all, all});
+  expect_size<RMSprop>(RMSpropOptions(0.1),
+                       {all + parameters, 4 * (all + parameters), all + parameters});
+  const std::int64_t three = 3 * all + parameters;
+  expect_size<RMSprop>(RMSpropOptions(0.1).centered(true).momentum(0.9), {three, 4 * three, three});
+}
+
+/// LibTorch's Adagrad makes its state when it is built.
+TEST(size, of_stock_adagrad_is_there_before_the_first_step) {
+  torch::optim::Adagrad optimizer(make_parameters());
+  EXPECT_EQ(leanopt::compute_optimizer_size(optimizer).elements, all + parameters);
+  EXPECT_EQ(leanopt::count_moments(optimizer), all + parameters);
+}
+
+TEST(size, of_stock_lbfgs_grows_with_its_history) {
+  const std::int64_t n = 6;
+  Tensor p = torch::ones({n}, torch::requires_grad());
+  torch::optim::LBFGS optimizer({p}, torch::optim::LBFGSOptions(0.1).max_iter(1).history_size(5));
+  const auto closure = [&] {
+    optimizer.zero_grad();
+    Tensor loss = (p - torch::arange(n)).square().sum();
+    loss.backward();
+    return loss;
+  };
+  EXPECT_EQ(leanopt::compute_optimizer_size(optimizer).elements, 0);
+  optimizer.step(closure);
+  // Four counters, the direction, the gradient before, and the scale of the inverse Hessian, which
+  // LibTorch begins as an integer.
+  const std::int64_t first = 4 + 2 * n + 1;
+  EXPECT_EQ(leanopt::compute_optimizer_size(optimizer).elements, first);
+  EXPECT_DOUBLE_EQ(leanopt::compute_optimizer_size(optimizer).megabytes,
+                   double(2 * 8 + 2 * 4 + 4 * 2 * n + 8) / (1024 * 1024));
+  optimizer.step(closure);
+  // One pair of vectors more, with its two coefficients.
+  EXPECT_EQ(leanopt::compute_optimizer_size(optimizer).elements, first + 2 * n + 2);
+}
+
+TEST(size, of_parameters_that_never_had_a_gradient_is_zero) {
+  const auto params = make_parameters();
+  leanopt::AdamW optimizer(params, 1e-3);
+  params[2].mutable_grad() = torch::ones({vector});
+  optimizer.step();
+  EXPECT_EQ(leanopt::compute_optimizer_size(optimizer).elements, 2 * vector + 1);
+}
+
+TEST(size, of_an_unknown_state_is_an_error) {
+  struct foreign : torch::optim::OptimizerCloneableParamState<foreign> {};
+  const auto params = make_parameters();
+  torch::optim::SGD optimizer(params, torch::optim::SGDOptions(0.1));
+  optimizer.state()[params[0].unsafeGetTensorImpl()] = std::make_unique<foreign>();
+  EXPECT_THROW(leanopt::compute_optimizer_size(optimizer), c10::Error);
+}
+
+TEST(size, before_training_is_estimated_from_the_number_of_parameters) {
+  constexpr std::int64_t n = 65'783'042;
+  EXPECT_DOUBLE_EQ(leanopt::estimate_optimizer_size<leanopt::AdamW>(n), 8.0 * n / (1024 * 1024));
+  EXPECT_DOUBLE_EQ(leanopt::estimate_optimizer_size<torch::optim::Adam>(n),
+                   8.0 * n / (1024 * 1024));
+  EXPECT_DOUBLE_EQ(leanopt::estimate_optimizer_size<leanopt::AdamW8bit>(n),
+                   2.0 * n / (1024 * 1024));
+}
+
+}  // namespace

@@ -1,0 +1,25 @@
+// The instruction sets of the CPU engine on this machine, for tests that compare them. A level that
+// the processor or the compiler lacks is named, so that a run that compared nothing can be seen.
+#pragma once
+
+#include <leanopt/engine/cpu.hpp>
+
+#include <vector>
+
+namespace levels {
+
+inline std::vector<leanopt::cpu::level> all_here() {
+  std::vector<leanopt::cpu::level> result;
+  for (const auto l : {leanopt::cpu::level::scalar, leanopt::cpu::level::avx2,
+                       leanopt::cpu::level::avx512})
+    if (l <= leanopt::cpu::best_level()) result.push_back(l);
+  return result;
+}
+
+}  // namespace levels
+
+/// Skips a test that compares levels where there is but one. @pre inside a TEST
+#define LEANOPT_NEEDS_VECTOR_LEVELS()                                              \
+  if (levels::all_here().size() == 1)                                              \
+  GTEST_SKIP() << "this processor or compiler has the scalar level only: no level" \
+                  " to compare it with"
