@@ -4,6 +4,8 @@
 // a run to one library and one version of it.
 #pragma once
 
+#include <leanopt/core/random.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -13,13 +15,11 @@
 
 namespace digits {
 
-// SplitMix64's finaliser over a counter. Seed and stream share one word with the index, which is
-// why `check_seed` and `check_epoch` bound them: beyond those bounds two runs would share numbers.
+// Word `index` of a stream: SplitMix64 over a counter. Seed and stream share one word with the
+// index, which is why `check_seed` and `check_epoch` bound them: beyond those bounds two runs would
+// share numbers.
 inline std::uint64_t draw(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
-  std::uint64_t z = ((seed << 40) + (stream << 32) + index + 1) * 0x9E3779B97F4A7C15ULL;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-  return z ^ (z >> 31);
+  return leanopt::mix(((seed << 40) + (stream << 32) + index) * 0x9E3779B97F4A7C15ULL);
 }
 
 // Uniform in [-2^exponent, 2^exponent). 24 bits are what a float holds exactly.

@@ -32,11 +32,11 @@
 #define LEANOPT_EXACT_BEGIN _Pragma("float_control(precise, on, push)")
 #define LEANOPT_EXACT_END _Pragma("float_control(pop)")
 #else
-#define LEANOPT_EXACT_BEGIN                                                              \
-  _Pragma("GCC push_options")                                                            \
-  _Pragma("GCC optimize(\"fp-contract=off,no-fast-math,no-unsafe-math-optimizations\")") \
-  _Pragma("GCC optimize(\"no-associative-math,no-reciprocal-math,no-finite-math-only\")") \
-  _Pragma("GCC optimize(\"signed-zeros,trapping-math\")")
+#define LEANOPT_EXACT_BEGIN                                                                       \
+  _Pragma("GCC push_options")                                                                     \
+      _Pragma("GCC optimize(\"fp-contract=off,no-fast-math,no-unsafe-math-optimizations\")")      \
+          _Pragma("GCC optimize(\"no-associative-math,no-reciprocal-math,no-finite-math-only\")") \
+              _Pragma("GCC optimize(\"signed-zeros,trapping-math\")")
 #define LEANOPT_EXACT_END _Pragma("GCC pop_options")
 #endif
 #if defined(__clang__) && defined(__FAST_MATH__)

@@ -49,8 +49,8 @@ class AdamW8bit : public basic_adamw<formats::log8> {
  public:
   using optimizer::optimizer;
 };
-/// Adafactor in Hugging Face's form with a first moment in 8 bits. 1.0078 bytes of state per parameter
-/// above Adafactor's.
+/// Adafactor in Hugging Face's form with a first moment in 8 bits. 1.0078 bytes of state per
+/// parameter above Adafactor's.
 class Adafactor8bit : public basic_adafactor<formats::log8> {
  public:
   using optimizer::optimizer;

@@ -18,7 +18,8 @@
 #include <string>
 #include <vector>
 
-// Lanes are passed inside always-inlined kernels only, so the ABI that g++ warns about never exists.
+// Lanes are passed inside always-inlined kernels only, so the ABI that g++ warns about never
+// exists.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace {
@@ -153,6 +154,16 @@ struct smallest {
     return a < b ? a : b;
   }
 };
+struct replaced_nan {
+  template <class V>
+  LEANOPT_HD static V run(const V& a, const V& b, const V& c) {
+    return if_nan(a, b, c);
+  }
+  template <class T>
+  static T plain(T a, T b, T c) {
+    return std::isnan(a) ? b : c;
+  }
+};
 /// A product and a sum stay two operations, wherever the product stands.
 struct product_then_sum {
   template <class V>
@@ -202,7 +213,7 @@ template <class Op>
 class RealOperation : public testing::Test {};
 using real_operations =
     testing::Types<plus, minus, times, negative, quotient, root, fused, largest, smallest,
-                   product_then_sum, product_then_difference, broadcast>;
+                   replaced_nan, product_then_sum, product_then_difference, broadcast>;
 TYPED_TEST_SUITE(RealOperation, real_operations);
 
 template <class T, class Op>
@@ -327,10 +338,9 @@ struct int_kernel {
 
 template <class Op>
 class IntOperation : public testing::Test {};
-using int_operations =
-    testing::Types<int_plus, int_minus, int_times, int_and, int_or, int_max, int_min, int_if_above,
-                   int_left<1>, int_left<20>, int_left<31>, int_right<1>, int_right<12>,
-                   int_right<31>>;
+using int_operations = testing::Types<int_plus, int_minus, int_times, int_and, int_or, int_max,
+                                      int_min, int_if_above, int_left<1>, int_left<20>,
+                                      int_left<31>, int_right<1>, int_right<12>, int_right<31>>;
 TYPED_TEST_SUITE(IntOperation, int_operations);
 
 TYPED_TEST(IntOperation, IsThatOfUnsignedNumbers) {
@@ -508,9 +518,9 @@ struct mixed_width_kernel {
 TEST(Lane, DoublesReadAndWriteFloats) {
   std::vector<float> from = operands<float>(3);
   std::vector<double> wide_from = operands<double>(4);
-  for (const double x : {0x1.000001p0, 0x1.000003p0, 0x1.0000011p0, 0x1.fffffefp127,
-                         0x1.fffffffp127, 0x1p-149, 0x1p-150, 0x1.8p-149, 0x1.8p-150, -0x1p-127,
-                         -0x1.000001p-126, 1e-60, -1e60, 0.1, 0.2, 0.3})
+  for (const double x :
+       {0x1.000001p0, 0x1.000003p0, 0x1.0000011p0, 0x1.fffffefp127, 0x1.fffffffp127, 0x1p-149,
+        0x1p-150, 0x1.8p-149, 0x1.8p-150, -0x1p-127, -0x1.000001p-126, 1e-60, -1e60, 0.1, 0.2, 0.3})
     wide_from.push_back(x);
   from.resize(wide_from.size(), 0.1f);
   for (const level l : levels::all_here()) {
@@ -541,7 +551,8 @@ struct sums_kernel {
     return sums.total();
   }
 };
-/// Element i goes to partial sum i % 16; then the upper half is added to the lower until one is left.
+/// Element i goes to partial sum i % 16; then the upper half is added to the lower until one is
+/// left.
 template <class T>
 T sum_by_definition(const std::vector<T>& x) {
   T part[16] = {};
@@ -592,10 +603,9 @@ struct small_float {
     const int exponent = int(magnitude >> mantissa_bits);
     const std::uint32_t mantissa = magnitude & ((1u << mantissa_bits) - 1);
     const double x = magnitude == infinity() ? std::numeric_limits<double>::infinity()
-                     : exponent == 0
-                         ? std::ldexp(mantissa, 1 - bias() - mantissa_bits)
-                         : std::ldexp(mantissa + (1u << mantissa_bits),
-                                      exponent - bias() - mantissa_bits);
+                     : exponent == 0         ? std::ldexp(mantissa, 1 - bias() - mantissa_bits)
+                                             : std::ldexp(mantissa + (1u << mantissa_bits),
+                                                          exponent - bias() - mantissa_bits);
     return b & 0x8000u ? -x : x;
   }
 
@@ -658,7 +668,8 @@ void check_every_pattern(const small_float& format) {
         ASSERT_TRUE(std::isnan(wide[b])) << std::hex << b << at(l);
         ASSERT_TRUE(format.is_nan(back[b])) << std::hex << b << at(l);
       } else {
-        ASSERT_EQ(comparable(double(wide[b])), comparable(format.value(b))) << std::hex << b << at(l);
+        ASSERT_EQ(comparable(double(wide[b])), comparable(format.value(b)))
+            << std::hex << b << at(l);
         ASSERT_EQ(back[b], b) << std::hex << b << at(l);
       }
     }
@@ -671,12 +682,12 @@ TEST(Number, EveryFloat16IsWidenedExactlyAndComesBack) {
   check_every_pattern<leanopt::float16_bits>(float16);
 }
 
-/// Every sign, exponent and upper mantissa, each with lower halves at, just below and just above the
-/// ties of both formats, and with random ones.
+/// Every sign, exponent and upper mantissa, each with lower halves at, just below and just above
+/// the ties of both formats, and with random ones.
 std::vector<float> patterns_to_narrow() {
-  const std::uint32_t lower[] = {0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x2fff,
-                                 0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0x9000, 0xb000, 0xf000,
-                                 0xffff};
+  const std::uint32_t lower[] = {0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x1fff,
+                                 0x2000, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8000,
+                                 0x8001, 0x9000, 0xb000, 0xf000, 0xffff};
   patterns::source random(5);
   std::vector<float> x;
   for (std::uint32_t upper = 0; upper < 65536; ++upper) {

@@ -24,9 +24,9 @@ using leanopt::random_word;
 constexpr std::uint64_t increment = 0x9E3779B97F4A7C15u;
 
 TEST(Mix, IsTheFinalizerOfSplitMix64) {
-  const std::uint64_t published[] = {6457827717110365317u, 3203168211198807973u,
-                                     9817491932198370423u, 4593380528125082431u,
-                                     16408922859458223821u};  // the generator's outputs, seed 1234567
+  const std::uint64_t published[] = {
+      6457827717110365317u, 3203168211198807973u, 9817491932198370423u, 4593380528125082431u,
+      16408922859458223821u};  // the generator's outputs, seed 1234567
   std::uint64_t state = 1234567;
   for (const std::uint64_t expected : published) {
     EXPECT_EQ(mix(state), expected);
@@ -79,7 +79,8 @@ double excess(const std::vector<std::uint64_t>& counts) {
   for (const std::uint64_t c : counts) total += double(c);
   const double expected = total / double(counts.size());
   double chi = 0;
-  for (const std::uint64_t c : counts) chi += (double(c) - expected) * (double(c) - expected) / expected;
+  for (const std::uint64_t c : counts)
+    chi += (double(c) - expected) * (double(c) - expected) / expected;
   const double freedom = double(counts.size() - 1);
   return (chi - freedom) / std::sqrt(2 * freedom);
 }
@@ -193,8 +194,8 @@ TEST(Lattice, IsTheSameAtEveryWidth) {
 }
 
 TEST(Lattice, SpreadsTheDrawsOfABlockEvenly) {
-  // Multiples of a number leave gaps of three sizes at most (the three-gap theorem), and those of the
-  // golden ratio none as wide as twice the even distance. So no block is rounded one way.
+  // Multiples of a number leave gaps of three sizes at most (the three-gap theorem), and those of
+  // the golden ratio none as wide as twice the even distance. So no block is rounded one way.
   std::set<std::uint32_t> points;
   for (std::uint32_t j = 0; j < 256; ++j) points.insert(draw(12345, j));
   ASSERT_EQ(points.size(), 256u);

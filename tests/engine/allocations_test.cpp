@@ -1,6 +1,6 @@
 // What a step allocates. This program's operator new and LibTorch's allocator for CPU memory count
-// every byte. From its second step on an optimizer allocates nothing whose size grows with a tensor,
-// but for one byte per 4096 elements by which LibTorch hands out the work.
+// every byte. From its second step on an optimizer allocates nothing whose size grows with a
+// tensor, but for one byte per 4096 elements by which LibTorch hands out the work.
 
 #include "tests/engine/classes.hpp"
 
@@ -88,12 +88,12 @@ std::size_t allowed(std::size_t elements) { return 2 * allowed_once + 4 * (eleme
 
 TEST_P(Allocations, OfLaterStepsDoNotGrowWithTheTensor) {
   const std::int64_t rows = 2100, columns = 2300, n = rows * columns;
-  const auto steps = of_steps({leaf(made({rows, columns}, torch::kFloat, 1)),
-                               leaf(made({1000003}, torch::kFloat, 2)),
-                               leaf(made({columns, rows}, torch::kFloat, 3).t()),
-                               leaf(made({rows, columns}, torch::kBFloat16, 4)),
-                               leaf(made({rows / 7, columns}, torch::kDouble, 5))},
-                              3);
+  const auto steps = of_steps(
+      {leaf(made({rows, columns}, torch::kFloat, 1)), leaf(made({1000003}, torch::kFloat, 2)),
+       leaf(made({columns, rows}, torch::kFloat, 3).t()),
+       leaf(made({rows, columns}, torch::kBFloat16, 4)),
+       leaf(made({rows / 7, columns}, torch::kDouble, 5))},
+      3);
   for (std::size_t i = 1; i < steps.size(); ++i) {
     EXPECT_LT(steps[i].largest, allowed_once) << "step " << i + 1;
     EXPECT_LT(steps[i].bytes, allowed(4 * n)) << "step " << i + 1;

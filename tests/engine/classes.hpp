@@ -23,20 +23,12 @@ using torch::optim::Optimizer;
 /// One of the classes with one set of options.
 struct subject {
   std::string name;
-  bool compressed;
   std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>)> make;
 };
 std::vector<subject> all();
 
 /// What an optimizer keeps of a parameter, by name; empty before its first step.
 std::vector<std::pair<std::string, Tensor>> state_of(Optimizer& optimizer, const Tensor& p);
-
-inline std::vector<subject> compressed() {
-  std::vector<subject> result;
-  for (const subject& s : all())
-    if (s.compressed) result.push_back(s);
-  return result;
-}
 
 /// A contiguous tensor of made-up numbers; 16-bit ones have magnitudes from 2^-13 to 2 in any case.
 inline Tensor made(std::vector<std::int64_t> sizes, torch::ScalarType type, std::uint64_t seed,
@@ -66,8 +58,8 @@ inline Tensor made(std::vector<std::int64_t> sizes, torch::ScalarType type, std:
 /// A leaf that an optimizer may step.
 inline Tensor leaf(const Tensor& t) { return t.detach().requires_grad_(true); }
 
-/// Parameters of one type and many shapes: below and above the least size of codes, tails, a matrix in
-/// column-major order, a convolution's weight in channels_last order, a scalar.
+/// Parameters of one type and many shapes: below and above the least size of codes, tails, a matrix
+/// in column-major order, a convolution's weight in channels_last order, a scalar.
 inline std::vector<Tensor> small_parameters(torch::ScalarType type) {
   return {leaf(made({70, 65}, type, 1)),
           leaf(made({5000}, type, 2)),

@@ -1,6 +1,6 @@
-// Runs of the CPU kernels on made-up tensors, without LibTorch: what the tests of equal bits and the
-// program that is compiled with many flags have in common. Inputs are bit patterns and coefficients
-// come from the rules, so nothing here computes in floating point.
+// Runs of the CPU kernels on made-up tensors, without LibTorch: what the tests of equal bits and
+// the program that is compiled with many flags have in common. Inputs are bit patterns and
+// coefficients come from the rules, so nothing here computes in floating point.
 #pragma once
 
 #include <leanopt/engine/cpu.hpp>
@@ -31,8 +31,8 @@ using leanopt::rules::adam_formula;
 using leanopt::weights::plain;
 
 template <class T>
-inline constexpr leanopt::number number_of =
-    sizeof(T) == 8 ? leanopt::number::float64 : leanopt::number::float32;
+inline constexpr leanopt::number number_of = sizeof(T) == 8 ? leanopt::number::float64
+                                                            : leanopt::number::float32;
 
 /// How a formula is run: its coefficients in a step, and its inputs if it has some.
 template <class Formula, class T>
@@ -165,7 +165,8 @@ std::uint64_t run_16_bits(level l, std::size_t n, leanopt::number type, int step
   state<Formula, Format, float> s(n);
   for (int i = 1; i <= steps; ++i) {
     fill(g);
-    step<Formula, Format, float>(l, i, {p.data(), type, {}}, {g.data(), type, {}}, n, d, s, {{0, n}});
+    step<Formula, Format, float>(l, i, {p.data(), type, {}}, {g.data(), type, {}}, n, d, s,
+                                 {{0, n}});
   }
   patterns::digest result;
   result.add(p);

@@ -27,8 +27,8 @@
 namespace classes {
 
 template <class Class>
-subject subject_of(std::string name, bool compressed, typename Class::Options options) {
-  return {std::move(name), compressed, [options](std::vector<Tensor> parameters) {
+subject subject_of(std::string name, typename Class::Options options) {
+  return {std::move(name), [options](std::vector<Tensor> parameters) {
             return std::make_unique<Class>(std::move(parameters), options);
           }};
 }
@@ -37,15 +37,15 @@ std::vector<subject> all() {
   using namespace leanopt;
   const auto hugging_face = [] { return AdafactorOptions::hugging_face(); };
   return {
-      subject_of<Adam>("Adam", false, AdamOptions(1e-2).weight_decay(0.1)),
-      subject_of<Adam>("AdamAmsgrad", false, AdamOptions(1e-2).amsgrad(true)),
-      subject_of<AdamW>("AdamW", false, AdamWOptions(1e-2).weight_decay(0.1)),
-      subject_of<Adam8bit>("Adam8bit", true, Adam8bitOptions(1e-2).weight_decay(0.1)),
-      subject_of<AdamW8bit>("AdamW8bit", true, AdamW8bitOptions(1e-2).weight_decay(0.1)),
-      subject_of<Adafactor>("Adafactor", false, AdafactorOptions().weight_decay(0.1)),
-      subject_of<Adafactor>("AdafactorHuggingFace", false, hugging_face()),
-      subject_of<Adafactor>("AdafactorHuggingFaceBeta1", false, hugging_face().beta1(0.9)),
-      subject_of<Adafactor8bit>("Adafactor8bit", true, Adafactor8bitOptions()),
+      subject_of<Adam>("Adam", AdamOptions(1e-2).weight_decay(0.1)),
+      subject_of<Adam>("AdamAmsgrad", AdamOptions(1e-2).amsgrad(true)),
+      subject_of<AdamW>("AdamW", AdamWOptions(1e-2).weight_decay(0.1)),
+      subject_of<Adam8bit>("Adam8bit", Adam8bitOptions(1e-2).weight_decay(0.1)),
+      subject_of<AdamW8bit>("AdamW8bit", AdamW8bitOptions(1e-2).weight_decay(0.1)),
+      subject_of<Adafactor>("Adafactor", AdafactorOptions().weight_decay(0.1)),
+      subject_of<Adafactor>("AdafactorHuggingFace", hugging_face()),
+      subject_of<Adafactor>("AdafactorHuggingFaceBeta1", hugging_face().beta1(0.9)),
+      subject_of<Adafactor8bit>("Adafactor8bit", Adafactor8bitOptions()),
   };
 }
 

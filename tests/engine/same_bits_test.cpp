@@ -20,9 +20,10 @@ using namespace kernel_runs;
 using leanopt::operand;
 using patterns::kind;
 
-constexpr std::size_t sizes[] = {1,   2,   3,   7,   8,    9,    15,   16,   17,    31,    33,   63,
-                                 64,  65,  100, 127, 128,  129,  255,  256,  257,   300,   511,  513,
-                                 700, 900, 1023, 4095, 4096, 4097, 10007, 65535, 65536, 65537};
+constexpr std::size_t sizes[] = {1,    2,    3,    7,     8,     9,     15,   16,  17,
+                                 31,   33,   63,   64,    65,    100,   127,  128, 129,
+                                 255,  256,  257,  300,   511,   513,   700,  900, 1023,
+                                 4095, 4096, 4097, 10007, 65535, 65536, 65537};
 
 template <class F, class Storage, class T>
 struct combination {
@@ -71,7 +72,8 @@ TYPED_TEST(SameBits, HoweverTheWorkIsCut) {
   const std::size_t n = 10007;
   for (const level l : levels::all_here()) {
     const std::uint64_t expected = run<F, S, T>(l, n, kind::normal, 3);
-    EXPECT_EQ((run<F, S, T>(l, n, kind::normal, 3, {{4096, 8192}, {8192, n}, {0, 4096}})), expected);
+    EXPECT_EQ((run<F, S, T>(l, n, kind::normal, 3, {{4096, 8192}, {8192, n}, {0, 4096}})),
+              expected);
     ranges blocks;
     for (std::size_t first = 0; first < n; first += 256)
       blocks.insert(blocks.begin(), {first, std::min(n, first + 256)});
@@ -101,13 +103,13 @@ struct layout {
   leanopt::strided shape() const { return {int(sizes.size()), sizes.data(), strides.data()}; }
 };
 const layout layouts[] = {
-    {{50, 13}, {1, 50}, 650},              // a transpose
-    {{50, 13}, {20, 1}, 1000},             // rows with gaps
-    {{600}, {3}, 1800},                    // a column of three
-    {{3, 5, 40}, {1, 123, 3}, 615},        // inner dimensions exchanged, with a gap
+    {{50, 13}, {1, 50}, 650},                    // a transpose
+    {{50, 13}, {20, 1}, 1000},                   // rows with gaps
+    {{600}, {3}, 1800},                          // a column of three
+    {{3, 5, 40}, {1, 123, 3}, 615},              // inner dimensions exchanged, with a gap
     {{2, 3, 4, 5, 6}, {1, 2, 6, 24, 120}, 720},  // all reversed
-    {{4, 300}, {0, 1}, 300},               // a gradient that was expanded
-    {{7, 300}, {1, 7}, 2100},              // rows longer than a stage
+    {{4, 300}, {0, 1}, 300},                     // a gradient that was expanded
+    {{7, 300}, {1, 7}, 2100},                    // rows longer than a stage
 };
 
 template <class T>
@@ -129,9 +131,8 @@ void check_layouts() {
         std::vector<T> g_memory = random.numbers<T>(form.room, kind::normal), g(n);
         for (std::size_t i = 0; i < n; ++i) g[i] = g_memory[form.offset(i)];
         const operand strided_g{g_memory.data(), number_of<T>, form.shape()};
-        const operand strided_p = overlaps
-                                      ? operand{apart.data(), number_of<T>, {}}
-                                      : operand{p_memory.data(), number_of<T>, form.shape()};
+        const operand strided_p = overlaps ? operand{apart.data(), number_of<T>, {}}
+                                           : operand{p_memory.data(), number_of<T>, form.shape()};
         step<formula, log8, T>(l, step_number, strided_p, strided_g, n, d, strided_state,
                                {{256, n}, {0, 256}});
         step<formula, log8, T>(l, step_number, {p.data(), number_of<T>, {}},
@@ -236,20 +237,19 @@ TEST(CompressedStep, IsTheFullStepBetweenDecodingAndEncoding) {
       for (int i = 1; i <= 5; ++i) {
         std::vector<float> g = random.numbers<float>(n, k);
         const auto piece = [&](state<formula, log8, float>& s) {
-          return leanopt::cpu::piece<float, log8, 2>{
-              nullptr,
-              nullptr,
-              {s.slots[0].data(), s.slots[1].data()},
-              {s.headers[0].data(), s.headers[1].data()},
-              n,
-              0,
-              leanopt::random_key(1, std::uint64_t(i), n)};
+          return leanopt::cpu::piece<float, log8, 2>{nullptr,
+                                                     nullptr,
+                                                     {s.slots[0].data(), s.slots[1].data()},
+                                                     {s.headers[0].data(), s.headers[1].data()},
+                                                     n,
+                                                     0,
+                                                     leanopt::random_key(1, std::uint64_t(i), n)};
         };
         float* const decoded[] = {moments.slots[0].data(), moments.slots[1].data()};
         leanopt::cpu::decode<formula, log8>(l, piece(codes), decoded);
         const operand gradient{g.data(), leanopt::number::float32, {}};
-        step<formula, full, float>(l, i, {plain_p.data(), leanopt::number::float32, {}}, gradient, n,
-                                   d, moments, {{0, n}});
+        step<formula, full, float>(l, i, {plain_p.data(), leanopt::number::float32, {}}, gradient,
+                                   n, d, moments, {{0, n}});
         leanopt::cpu::encode<formula, log8>(l, piece(again), decoded);
         step<formula, log8, float>(l, i, {p.data(), leanopt::number::float32, {}}, gradient, n, d,
                                    codes, {{0, n}});
@@ -265,11 +265,12 @@ TEST(CompressedStep, IsTheFullStepBetweenDecodingAndEncoding) {
 // ---- Adafactor ----------------------------------------------------------------------------------
 
 const matrices all_matrices[] = {
-    {1, 1, 1},      {1, 1, 7},     {1, 1, 256},    {1, 1, 5000},  {1, 7, 1},      {1, 1000, 1},
-    {1, 2, 2},      {700, 2, 2},   {300, 1, 1},    {300, 1, 5},   {90, 3, 17},    {1, 16, 16},
-    {1, 63, 100},   {1, 64, 1024}, {1, 65, 1025},  {1, 200, 300}, {2, 130, 17},   {3, 65, 129},
-    {1, 5, 3000},   {1, 128, 255}, {1, 129, 2049}, {5, 1, 300},   {1, 1, 1, true}, {1, 1, 15, true},
-    {1, 1, 257, true}, {1, 1, 10007, true}};
+    {1, 1, 1},          {1, 1, 7},    {1, 1, 256},     {1, 1, 5000},     {1, 7, 1},
+    {1, 1000, 1},       {1, 2, 2},    {700, 2, 2},     {300, 1, 1},      {300, 1, 5},
+    {90, 3, 17},        {1, 16, 16},  {1, 63, 100},    {1, 64, 1024},    {1, 65, 1025},
+    {1, 200, 300},      {2, 130, 17}, {3, 65, 129},    {1, 5, 3000},     {1, 128, 255},
+    {1, 129, 2049},     {5, 1, 300},  {1, 1, 1, true}, {1, 1, 15, true}, {1, 1, 257, true},
+    {1, 1, 10007, true}};
 
 template <class Format, class T>
 void check_matrices() {
@@ -337,9 +338,9 @@ TEST(AdafactorPasses, DoNotDependOnTheLayout) {
     EXPECT_EQ(std::get<3>(other), column);
     const std::vector<float>& columns_first = std::get<4>(other);
     for (std::size_t i = 0; i < n; ++i)
-      ASSERT_EQ(columns_first[i % std::size_t(columns) * std::size_t(rows) +
-                              i / std::size_t(columns)],
-                stepped[i]);
+      ASSERT_EQ(
+          columns_first[i % std::size_t(columns) * std::size_t(rows) + i / std::size_t(columns)],
+          stepped[i]);
   }
 }
 

@@ -173,8 +173,8 @@ TEST_P(SameBits, InsideAParallelRegion) {
   EXPECT_TRUE(elsewhere);
 }
 
-/// at::set_flush_denormal(true) makes zeros of subnormal numbers in the calling thread; a step neither
-/// feels it nor ends it.
+/// at::set_flush_denormal(true) makes zeros of subnormal numbers in the calling thread; a step
+/// neither feels it nor ends it.
 TEST_P(SameBits, WhenSubnormalNumbersAreFlushed) {
   const std::uint64_t expected = on_one_thread(patterns::kind::octaves);
   const with_threads guard(2);

@@ -1,6 +1,6 @@
-// log8 against its definition, restated here in plain code of one number at a time. What a code means
-// and how a number becomes one is tested for every base and mantissa width; what a block does with
-// its statistics, rare values and random bits through the engine, at every instruction set.
+// log8 against its definition, restated here in plain code of one number at a time. What a code
+// means and how a number becomes one is tested for every base and mantissa width; what a block does
+// with its statistics, rare values and random bits through the engine, at every instruction set.
 
 #include <leanopt/engine/cpu.hpp>
 #include <leanopt/formats/log8.hpp>
@@ -343,13 +343,9 @@ constexpr std::uint8_t untouched = 0xa5;
 
 template <class Format>
 auto piece_of(encoded& e, std::size_t n, std::uint64_t key) {
-  return leanopt::cpu::piece<float, Format, 2>{nullptr,
-                                               nullptr,
-                                               {e.m.data(), e.v.data()},
-                                               {e.header_m.data(), e.header_v.data()},
-                                               n,
-                                               0,
-                                               key};
+  return leanopt::cpu::piece<float, Format, 2>{
+      nullptr, nullptr, {e.m.data(), e.v.data()}, {e.header_m.data(), e.header_v.data()}, n,
+      0,       key};
 }
 /// With one block's room behind the codes, so that a write past the tail shows.
 template <class Format>
@@ -405,7 +401,8 @@ void expect_defined(const std::vector<float>& m, const std::vector<float>& v, st
         ASSERT_TRUE(m[i + j] != 0 || decoded[0][i + j] == 0) << where;
       }
     }
-    ASSERT_TRUE(is_untouched(e.m, n) && is_untouched(e.v, n)) << "written past " << n << " elements";
+    ASSERT_TRUE(is_untouched(e.m, n) && is_untouched(e.v, n))
+        << "written past " << n << " elements";
     ASSERT_EQ(e.header_m.back(), untouched);
     ASSERT_EQ(e.header_v.back(), untouched);
   }
@@ -429,8 +426,8 @@ void check_blocks() {
   std::vector<float> m, v;
   std::uint64_t seed = 0;
   for (const kind k : patterns::all_kinds)
-    for (const std::size_t n : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 200, 255, 256, 257, 300, 511,
-                                512, 513, 1000, 4096, 5001}) {
+    for (const std::size_t n : {1,   2,   15,  16,  17,  63,  64,  65,   127,  128, 200,
+                                255, 256, 257, 300, 511, 512, 513, 1000, 4096, 5001}) {
       make_moments(++seed, n, k, m, v);
       expect_defined<Format>(m, v, leanopt::random_key(0, seed, n));
     }
@@ -465,14 +462,14 @@ TEST(Log8Block, RaisesWhatIsSmallInsteadOfLosingIt) {
   }
 }
 
-/// An element of which one moment is no number, or too large: 0 and the block's largest finite v take
-/// their place, and neither a header nor a neighbour can tell.
+/// An element of which one moment is no number, or too large: 0 and the block's largest finite v
+/// take their place, and neither a header nor a neighbour can tell.
 TEST(Log8Block, KeepsWhatIsNotFiniteFromItsNeighbours) {
   std::vector<float> m, v;
   make_moments(99, 700, kind::normal, m, v);
-  const float bad[][2] = {{INFINITY, INFINITY}, {-INFINITY, INFINITY}, {NAN, NAN},
-                          {1, INFINITY},        {0x1p127f, 1},         {1e29f, INFINITY},
-                          {1, NAN},             {-0x1p127f, 0x1p127f}};
+  const float bad[][2] = {
+      {INFINITY, INFINITY}, {-INFINITY, INFINITY}, {NAN, NAN}, {1, INFINITY},
+      {0x1p127f, 1},        {1e29f, INFINITY},     {1, NAN},   {-0x1p127f, 0x1p127f}};
   for (const level l : levels::all_here())
     for (const std::size_t at : {0u, 100u, 255u, 256u, 600u, 699u})
       for (const auto& [bad_m, bad_v] : bad) {

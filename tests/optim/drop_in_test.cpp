@@ -540,4 +540,21 @@ TYPED_TEST(drop_in, checkpoints_in_every_way) {
   });
 }
 
+TEST(infinite_parameter, keeps_to_itself_as_with_the_stock_class) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const auto start = [&] { return torch::tensor({-inf, 1.0f, inf}).set_requires_grad(true); };
+  const torch::Tensor ours = start(), theirs = start();
+  leanopt::AdamW a({ours}, leanopt::AdamWOptions(1e-2));
+  torch::optim::AdamW b({theirs}, torch::optim::AdamWOptions(1e-2));
+  for (int step = 0; step < 3; ++step) {
+    ours.mutable_grad() = torch::full({3}, float(step));
+    theirs.mutable_grad() = torch::full({3}, float(step));
+    a.step();
+    b.step();
+  }
+  EXPECT_TRUE(torch::allclose(ours, theirs, 1e-6, 0)) << ours;
+  for (const char* name : {"exp_avg", "exp_avg_sq"})
+    EXPECT_TRUE(torch::isfinite(leanopt::slot(a, ours, name)).all().item<bool>()) << name;
+}
+
 }  // namespace

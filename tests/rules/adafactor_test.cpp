@@ -1,6 +1,6 @@
-// Adafactor against its two published forms, restated in long double with whole matrices of squares:
-// trajectories through the engine's passes at the scalar level, and the options, rates and refusals
-// one by one.
+// Adafactor against its two published forms, restated in long double with whole matrices of
+// squares: trajectories through the engine's passes at the scalar level, and the options, rates and
+// refusals one by one.
 
 #include <leanopt/engine/cpu.hpp>
 #include <leanopt/formats/full.hpp>
@@ -68,8 +68,8 @@ class textbook {
       for (real& x : g) x = -x;
     const real eps1 = std::get<0>(o.eps()).value_or(double(epsilon)), eps2 = std::get<1>(o.eps());
     const real weight = std::pow(real(t), real(o.beta2_decay()));
-    const real alpha = std::max(eps2, root_mean_square(p)) *
-                       std::min(real(o.lr()), 1 / std::sqrt(real(t)));
+    const real alpha =
+        std::max(eps2, root_mean_square(p)) * std::min(real(o.lr()), 1 / std::sqrt(real(t)));
     for (real& x : p) x *= 1 - real(o.lr()) * o.weight_decay();
     track(g, weight, 0);
     reals update(g.size());
@@ -111,9 +111,7 @@ class textbook {
 
  private:
   std::size_t matrix_of(std::size_t i) const { return i / (s_.rows * s_.columns); }
-  std::size_t column_of(std::size_t i) const {
-    return matrix_of(i) * s_.columns + i % s_.columns;
-  }
+  std::size_t column_of(std::size_t i) const { return matrix_of(i) * s_.columns + i % s_.columns; }
   real mean_row(std::size_t i) const {
     const auto from = row.begin() + std::ptrdiff_t(matrix_of(i) * s_.rows);
     return mean(reals(from, from + std::ptrdiff_t(s_.rows)));
@@ -266,10 +264,9 @@ std::vector<named> all_options() {
   };
 }
 
-const shape all_shapes[] = {{1, 1, 1},         {1, 1, 17},       {1, 17, 1},
-                            {1, 3, 5},         {4, 3, 5},        {1, 70, 33},
-                            {2, 130, 20},      {1, 4, 1100},     {1, 1, 1, true},
-                            {1, 1, 300, true}, {1, 1, 5000, true}};
+const shape all_shapes[] = {{1, 1, 1},       {1, 1, 17},        {1, 17, 1},        {1, 3, 5},
+                            {4, 3, 5},       {1, 70, 33},       {2, 130, 20},      {1, 4, 1100},
+                            {1, 1, 1, true}, {1, 1, 300, true}, {1, 1, 5000, true}};
 
 TEST(Adafactor, IsThePublishedAlgorithmInDouble) {
   for (const named& n : all_options())
@@ -356,7 +353,8 @@ TEST(AdafactorFloors, AreThoseOfTheForm) {
 }
 
 /// What is said of options in which the fields called `given` were given.
-std::string contradiction(const options& o, std::vector<std::string> given, bool compressed = false) {
+std::string contradiction(const options& o, std::vector<std::string> given,
+                          bool compressed = false) {
   return o.contradiction(
       [&](const std::string& name) {
         return std::find(given.begin(), given.end(), name) != given.end();
@@ -364,8 +362,8 @@ std::string contradiction(const options& o, std::vector<std::string> given, bool
       compressed);
 }
 TEST(AdafactorOptions, OfOneFormRefuseFieldsOfTheOther) {
-  for (const char* field : {"clip_threshold", "decay_rate", "beta1", "scale_parameter",
-                            "relative_step", "warmup_init"})
+  for (const char* field :
+       {"clip_threshold", "decay_rate", "beta1", "scale_parameter", "relative_step", "warmup_init"})
     EXPECT_NE(contradiction(options(), {field}), "") << field;
   for (const char* field : {"beta2_decay", "d", "maximize"})
     EXPECT_NE(contradiction(options::hugging_face(), {field}), "") << field;
@@ -418,7 +416,8 @@ TEST(InverseRoots, AreThoseOfTheirRowAndColumn) {
       in.fill<leanopt::scalar<float>>(out.data(), first, count);
       for (std::size_t i = 0; i < count; ++i) {
         const std::size_t at = first + i, matrix = at / (rows * columns);
-        ASSERT_EQ(out[i], std::min(0.5f, row[at / columns] * column[matrix * columns + at % columns]));
+        ASSERT_EQ(out[i],
+                  std::min(0.5f, row[at / columns] * column[matrix * columns + at % columns]));
       }
       ASSERT_EQ(out[count], -1);
     }

@@ -1,6 +1,6 @@
-// Adam and AdamW against the published algorithm, restated in long double in its textbook form: bias
-// corrections on the moments, the rate outside. One trajectory after the other through a formula's
-// apply(), with the coefficients that prepare() makes.
+// Adam and AdamW against the published algorithm, restated in long double in its textbook form:
+// bias corrections on the moments, the rate outside. One trajectory after the other through a
+// formula's apply(), with the coefficients that prepare() makes.
 
 #include <leanopt/core/lane.hpp>
 #include <leanopt/rules/adam.hpp>
@@ -167,8 +167,8 @@ TEST(AdamW, DecayOfZeroGradientsIsExact) {  // keep is one rounding of 1 - lr wd
 
 TEST(Adam, CorrectionsStayAccurateForever) {
   settings s;
-  for (const std::int64_t step : {std::int64_t(1), std::int64_t(1000), std::int64_t(1000000),
-                                  std::int64_t(1) << 40}) {
+  for (const std::int64_t step :
+       {std::int64_t(1), std::int64_t(1000), std::int64_t(1000000), std::int64_t(1) << 40}) {
     const auto c = adam::prepare<double>(options_of<plain_options::adam>(s), step);
     const real correction1 = 1 - std::pow(real(s.beta1), real(step));
     const real correction2 = 1 - std::pow(real(s.beta2), real(step));

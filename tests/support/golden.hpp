@@ -1,8 +1,10 @@
 // Reader of the golden files: what the real Python optimizers did, step by step, in the text format
 // that tests/data/golden/README.md describes. Everything that a file says is kept or refused: a
 // line, a generator or a type that this reader does not know is an error that names file and line.
-// Needs the standard library only; numbers of every type come back as double, which holds them all.
+// Needs no LibTorch; numbers of every type come back as double, which holds them all.
 #pragma once
+
+#include <leanopt/core/random.hpp>
 
 #include <cmath>
 #include <cstdint>
@@ -25,10 +27,7 @@ namespace golden {
 
 /// Word `index` of stream (`seed`, `time`).
 inline std::uint64_t draw(std::uint64_t seed, std::uint64_t time, std::uint64_t index) {
-  std::uint64_t z = ((seed << 40) + (time << 32) + index + 1) * 0x9E3779B97F4A7C15u;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
+  return leanopt::mix(((seed << 40) + (time << 32) + index) * 0x9E3779B97F4A7C15u);
 }
 
 /// The top `bits` bits of a word, spread evenly over [-2^exponent, 2^exponent).

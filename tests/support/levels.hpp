@@ -10,8 +10,8 @@ namespace levels {
 
 inline std::vector<leanopt::cpu::level> all_here() {
   std::vector<leanopt::cpu::level> result;
-  for (const auto l : {leanopt::cpu::level::scalar, leanopt::cpu::level::avx2,
-                       leanopt::cpu::level::avx512})
+  for (const auto l :
+       {leanopt::cpu::level::scalar, leanopt::cpu::level::avx2, leanopt::cpu::level::avx512})
     if (l <= leanopt::cpu::best_level()) result.push_back(l);
   return result;
 }

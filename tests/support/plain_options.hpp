@@ -41,7 +41,6 @@ class adam_parent : public parent<Self> {
 
 struct adam : leanopt::rules::adam::fields<adam, adam_parent<adam>> {};
 struct adamw : leanopt::rules::adamw::fields<adamw, adam_parent<adamw>> {};
-struct adafactor
-    : leanopt::rules::adafactor::fields<adafactor, parent<adafactor>> {};
+struct adafactor : leanopt::rules::adafactor::fields<adafactor, parent<adafactor>> {};
 
 }  // namespace plain_options

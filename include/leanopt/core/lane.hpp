@@ -45,8 +45,8 @@ LEANOPT_HD std::uint32_t if_above(std::uint32_t a, std::uint32_t b, std::uint32_
   return a > b ? x : y;
 }
 
-/// x^n by squaring, n >= 0, rounded from twice the precision: within an ulp of the true power, and the
-/// same bits with every libm, which std::pow does not promise.
+/// x^n by squaring, n >= 0, rounded from twice the precision: within an ulp of the true power, and
+/// the same bits with every libm, which std::pow does not promise.
 inline double power(double x, std::int64_t n) {
   struct sum {
     double high, low;
@@ -139,6 +139,10 @@ struct lanes<T, 1> {
   /// a > b ? a : b and a < b ? a : b: where one is NaN, both give b.
   LEANOPT_HD friend lanes max(const lanes& a, const lanes& b) { return a.v > b.v ? a.v : b.v; }
   LEANOPT_HD friend lanes min(const lanes& a, const lanes& b) { return a.v < b.v ? a.v : b.v; }
+  /// a where x is NaN, else b.
+  LEANOPT_HD friend lanes if_nan(const lanes& x, const lanes& a, const lanes& b) {
+    return x.v != x.v ? a.v : b.v;
+  }
 };
 template <class T>
 using scalar = lanes<T, 1>;
@@ -189,8 +193,7 @@ struct lane_traits<lanes<double, 1>> : detail::scalar_traits<double> {};
 template <class T, int N>
 struct lanes {
   typedef T type __attribute__((vector_size(N * sizeof(T))));
-  typedef T unaligned
-      __attribute__((vector_size(N * sizeof(T)), aligned(alignof(T)), may_alias));
+  typedef T unaligned __attribute__((vector_size(N * sizeof(T)), aligned(alignof(T)), may_alias));
   type v;
 
   lanes() = default;
@@ -212,15 +215,14 @@ struct lanes {
   LEANOPT_INLINE friend lanes operator|(const lanes& a, const lanes& b) { return a.v | b.v; }
   LEANOPT_INLINE friend lanes operator<<(const lanes& a, int s) { return a.v << s; }
   LEANOPT_INLINE friend lanes operator>>(const lanes& a, int s) { return a.v >> s; }
-  LEANOPT_INLINE friend lanes max(const lanes& a, const lanes& b) {
-    return a.v > b.v ? a.v : b.v;
-  }
-  LEANOPT_INLINE friend lanes min(const lanes& a, const lanes& b) {
-    return a.v < b.v ? a.v : b.v;
-  }
+  LEANOPT_INLINE friend lanes max(const lanes& a, const lanes& b) { return a.v > b.v ? a.v : b.v; }
+  LEANOPT_INLINE friend lanes min(const lanes& a, const lanes& b) { return a.v < b.v ? a.v : b.v; }
   LEANOPT_INLINE friend lanes if_above(const lanes& a, const lanes& b, const lanes& x,
                                        const lanes& y) {
     return a.v > b.v ? x.v : y.v;
+  }
+  LEANOPT_INLINE friend lanes if_nan(const lanes& x, const lanes& a, const lanes& b) {
+    return x.v != x.v ? a.v : b.v;
   }
   LEANOPT_INLINE friend lanes divide(const lanes& a, const lanes& b) { return a.v / b.v; }
 #if defined(__clang__)
@@ -239,8 +241,7 @@ struct lanes {
   }
   LEANOPT_INLINE friend lanes sqrt(const lanes& a) {
     if constexpr (sizeof(T) == 4 && N == 8) return __builtin_ia32_sqrtps256(a.v);
-    if constexpr (sizeof(T) == 4 && N == 16)
-      return __builtin_ia32_sqrtps512_mask(a.v, a.v, -1, 4);
+    if constexpr (sizeof(T) == 4 && N == 16) return __builtin_ia32_sqrtps512_mask(a.v, a.v, -1, 4);
     if constexpr (sizeof(T) == 8 && N == 4) return __builtin_ia32_sqrtpd256(a.v);
     if constexpr (sizeof(T) == 8 && N == 8) return __builtin_ia32_sqrtpd512_mask(a.v, a.v, -1, 4);
   }
@@ -345,7 +346,7 @@ struct lane_traits<lanes<float, N>> : detail::own_memory<float, N> {
     typedef decltype(+Byte()) wide __attribute__((vector_size(N * 4)));
     bytes b;
     std::memcpy(&b, p, N);
-    return (type)__builtin_convertvector(b, wide);
+    return (type) __builtin_convertvector(b, wide);
 #else
     typedef char v16qi __attribute__((vector_size(16)));
     typedef long long v2di __attribute__((vector_size(16)));
@@ -449,19 +450,32 @@ struct sixteen_sums {
   V part[count / L::count];
 
   LEANOPT_INLINE sixteen_sums() {
-    for (V& x : part) x = V(T(0));
+#pragma GCC unroll 16
+    for (int k = 0; k < count / L::count; ++k) part[k] = V(T(0));
   }
   /// Adds f(i) for i = 0, N, 2N, ... below 16; f gives the numbers i to i + N - 1.
   template <class F>
   LEANOPT_INLINE void add(F f) {
+#pragma GCC unroll 16
     for (int k = 0; k < count / L::count; ++k) part[k] = part[k] + f(k * L::count);
   }
   LEANOPT_INLINE T total() const {
-    scalar<T> x[count];
-    T memory[count];
-    for (int k = 0; k < count / L::count; ++k) L::store(memory + k * L::count, part[k]);
-    for (int i = 0; i < count; ++i) x[i] = memory[i];
-    for (int half = count / 2; half; half /= 2)
+    constexpr int N = L::count;
+    V sums[count / N];
+#pragma GCC unroll 16
+    for (int k = 0; k < count / N; ++k) sums[k] = part[k];
+#pragma GCC unroll 4
+    for (int half = count / N / 2; half; half /= 2)
+#pragma GCC unroll 8
+      for (int k = 0; k < half; ++k) sums[k] = sums[k] + sums[k + half];
+    scalar<T> x[N];
+    T memory[N];
+    L::store(memory, sums[0]);
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) x[i] = memory[i];
+#pragma GCC unroll 4
+    for (int half = N / 2; half; half /= 2)
+#pragma GCC unroll 8
       for (int i = 0; i < half; ++i) x[i] = x[i] + x[i + half];
     return x[0].v;
   }

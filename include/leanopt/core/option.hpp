@@ -1,7 +1,7 @@
 // How a rule or a format declares its options, with the standard library only. A class of fields
-// takes the class that users name (`Self`, which the setters return) and what it extends (`Parent`).
-// It has one macro line per field, and one per field in `all`, a list from which save, load, compare,
-// print, range checks and inheritance are made, once for every class of options.
+// takes the class that users name (`Self`, which the setters return) and what it extends
+// (`Parent`). It has one macro line per field, and one per field in `all`, a list from which save,
+// load, compare, print, range checks and inheritance are made, once for every class of options.
 #pragma once
 
 #include <cmath>
@@ -70,25 +70,25 @@ using fields_list = std::vector<field>;
 }  // namespace leanopt
 
 /// A field with its own storage; ends like a data member: LEANOPT_OPTION(double, decay) = 0.8;
-#define LEANOPT_OPTION(T, name)              \
- public:                                     \
-  Self& name(const T& value) {               \
-    name##_ = value;                         \
-    return this->mark(&name##_);             \
-  }                                          \
-  const T& name() const { return name##_; }  \
-  T& name() { return name##_; }              \
-                                             \
- private:                                    \
+#define LEANOPT_OPTION(T, name)             \
+ public:                                    \
+  Self& name(const T& value) {              \
+    name##_ = value;                        \
+    return this->mark(&name##_);            \
+  }                                         \
+  const T& name() const { return name##_; } \
+  T& name() { return name##_; }             \
+                                            \
+ private:                                   \
   T name##_
 
 /// A field that `Parent`, LibTorch's class, holds already: the same setter, which returns Self and
 /// not LibTorch's class.
-#define LEANOPT_STOCK_OPTION(T, name)               \
- public:                                            \
-  Self& name(const T& value) {                      \
-    Parent::name() = value;                         \
-    return this->mark(&Parent::name());             \
-  }                                                 \
-  const T& name() const { return Parent::name(); }  \
+#define LEANOPT_STOCK_OPTION(T, name)              \
+ public:                                           \
+  Self& name(const T& value) {                     \
+    Parent::name() = value;                        \
+    return this->mark(&Parent::name());            \
+  }                                                \
+  const T& name() const { return Parent::name(); } \
   T& name() { return Parent::name(); }

@@ -1,6 +1,7 @@
 // Random bits as a pure function of (seed, step, ordinal of the parameter, stream, element), so
-// that replicas agree and a resumed run is bit-equal. One strong hash per block, one add per element
-// (a rotated lattice): each element's draw is exactly uniform and independent from step to step.
+// that replicas agree and a resumed run is bit-equal. One strong hash per block, one add per
+// element (a rotated lattice): each element's draw is exactly uniform and independent from step to
+// step.
 #pragma once
 
 #include <leanopt/core/lane.hpp>
@@ -17,13 +18,12 @@ LEANOPT_HD std::uint64_t mix(std::uint64_t z) {
 }
 
 /// What the draws of one parameter in one step have in common.
-LEANOPT_HD std::uint64_t random_key(std::uint64_t seed, std::uint64_t step,
-                                    std::uint64_t ordinal) {
+LEANOPT_HD std::uint64_t random_key(std::uint64_t seed, std::uint64_t step, std::uint64_t ordinal) {
   return mix(mix(mix(seed) + step) + ordinal);
 }
 
-/// The word that starts stream `stream` of a block. Streams 0, 1, ... belong to the slots, streams 2k
-/// and 2k + 1 share a hash.
+/// The word that starts stream `stream` of a block. Streams 0, 1, ... belong to the slots, streams
+/// 2k and 2k + 1 share a hash.
 LEANOPT_HD std::uint32_t random_word(std::uint64_t key, std::uint64_t block, int stream) {
   const std::uint64_t z = mix(stream < 2 ? key + block : ~(key + block));
   return std::uint32_t(stream % 2 ? z >> 32 : z);

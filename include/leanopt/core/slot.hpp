@@ -20,8 +20,8 @@ struct slot_spec {
 
   /// Whether the slot of a parameter of `rank` dimensions has a row per row (index 0) of it.
   constexpr bool has_rows(int rank) const {
-    return shape == extent::element ? rank > 0
-           : shape == extent::row   ? true
+    return shape == extent::element  ? rank > 0
+           : shape == extent::row    ? true
            : shape == extent::column ? rank > 2
                                      : false;
   }

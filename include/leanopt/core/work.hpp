@@ -36,7 +36,8 @@ void each_run(const strided& s, std::size_t first, std::size_t count, F f) {
     const std::size_t n = left < width - column ? left : width - column;
     auto row = std::int64_t(i / width);
     std::int64_t offset = std::int64_t(column) * s.strides[inner];
-    for (int d = inner - 1; d >= 0; row /= s.sizes[d], --d) offset += row % s.sizes[d] * s.strides[d];
+    for (int d = inner - 1; d >= 0; row /= s.sizes[d], --d)
+      offset += row % s.sizes[d] * s.strides[d];
     f(i, offset, n, s.strides[inner]);
     i += n;
   }

@@ -68,8 +68,8 @@ template <class Kernel, class... A>
 }
 #endif
 
-/// What a kernel for numbers of type T is compiled for at most: float64 moves so many bytes that 512
-/// bits gain nothing, and each level costs every consumer's compiler.
+/// What a kernel for numbers of type T is compiled for at most: float64 moves so many bytes that
+/// 512 bits gain nothing, and each level costs every consumer's compiler.
 template <class T>
 constexpr level widest = sizeof(T) == 8 ? level::avx2 : level::avx512;
 
@@ -108,7 +108,8 @@ LEANOPT_INLINE void store_some(T* p, const V& x, std::size_t n) {
 
 // ---- numbers of any type and layout, 256 at a time ----------------------------------------------
 
-constexpr std::size_t stage = 256;  ///< values that pass through L1 together; a multiple of every block
+constexpr std::size_t stage =
+    256;  ///< values that pass through L1 together; a multiple of every block
 
 namespace detail {
 
@@ -146,52 +147,57 @@ void with_bits(number type, F f) {
 
 }  // namespace detail
 
-/// Elements [first, first + n) as T. @pre x.type is float64 where T is double, and not so for float.
+/// Elements [first, first + n) as T. @pre x.type is float64 where T is double, and not so for
+/// float.
 template <class T, class Weights>
 void read(level l, const operand& x, std::size_t first, std::size_t n, T* out) {
-  each_run(x.shape, first, n, [&](std::size_t i, std::int64_t at, std::size_t count, std::int64_t step) {
-    T* to = out + (i - first);
-    if (bytes_of(x.type) == sizeof(T)) {
-      const T* from = static_cast<const T*>(x.data) + at;
-      for (std::size_t k = 0; k < count; ++k) to[k] = from[std::int64_t(k) * step];
-    } else if constexpr (std::is_same_v<T, float>) {
-      const auto* from = static_cast<const std::uint16_t*>(x.data) + at;
-      std::uint16_t row[stage];
-      for (std::size_t done = 0, m; done < count; done += m) {
-        m = std::min(stage, count - done);
-        if (step != 1)
-          for (std::size_t k = 0; k < m; ++k) row[k] = from[std::int64_t(done + k) * step];
-        const std::uint16_t* words = step == 1 ? from + done : row;
-        detail::with_bits(x.type, [&](auto bits) {
-          detail::launch<detail::widen<decltype(bits), Weights>, level::avx512>(l, words, to + done, m);
-        });
-      }
-    }
-  });
+  each_run(x.shape, first, n,
+           [&](std::size_t i, std::int64_t at, std::size_t count, std::int64_t step) {
+             T* to = out + (i - first);
+             if (bytes_of(x.type) == sizeof(T)) {
+               const T* from = static_cast<const T*>(x.data) + at;
+               for (std::size_t k = 0; k < count; ++k) to[k] = from[std::int64_t(k) * step];
+             } else if constexpr (std::is_same_v<T, float>) {
+               const auto* from = static_cast<const std::uint16_t*>(x.data) + at;
+               std::uint16_t row[stage];
+               for (std::size_t done = 0, m; done < count; done += m) {
+                 m = std::min(stage, count - done);
+                 if (step != 1)
+                   for (std::size_t k = 0; k < m; ++k) row[k] = from[std::int64_t(done + k) * step];
+                 const std::uint16_t* words = step == 1 ? from + done : row;
+                 detail::with_bits(x.type, [&](auto bits) {
+                   detail::launch<detail::widen<decltype(bits), Weights>, level::avx512>(
+                       l, words, to + done, m);
+                 });
+               }
+             }
+           });
 }
 
 /// The inverse of read().
 template <class T, class Weights>
 void write(level l, const operand& x, std::size_t first, std::size_t n, const T* in) {
-  each_run(x.shape, first, n, [&](std::size_t i, std::int64_t at, std::size_t count, std::int64_t step) {
-    const T* from = in + (i - first);
-    if (bytes_of(x.type) == sizeof(T)) {
-      T* to = static_cast<T*>(x.data) + at;
-      for (std::size_t k = 0; k < count; ++k) to[std::int64_t(k) * step] = from[k];
-    } else if constexpr (std::is_same_v<T, float>) {
-      auto* to = static_cast<std::uint16_t*>(x.data) + at;
-      std::uint16_t row[stage];
-      for (std::size_t done = 0, m; done < count; done += m) {
-        m = std::min(stage, count - done);
-        std::uint16_t* words = step == 1 ? to + done : row;
-        detail::with_bits(x.type, [&](auto bits) {
-          detail::launch<detail::narrow<decltype(bits), Weights>, level::avx512>(l, from + done, words, m);
-        });
-        if (step != 1)
-          for (std::size_t k = 0; k < m; ++k) to[std::int64_t(done + k) * step] = row[k];
-      }
-    }
-  });
+  each_run(x.shape, first, n,
+           [&](std::size_t i, std::int64_t at, std::size_t count, std::int64_t step) {
+             const T* from = in + (i - first);
+             if (bytes_of(x.type) == sizeof(T)) {
+               T* to = static_cast<T*>(x.data) + at;
+               for (std::size_t k = 0; k < count; ++k) to[std::int64_t(k) * step] = from[k];
+             } else if constexpr (std::is_same_v<T, float>) {
+               auto* to = static_cast<std::uint16_t*>(x.data) + at;
+               std::uint16_t row[stage];
+               for (std::size_t done = 0, m; done < count; done += m) {
+                 m = std::min(stage, count - done);
+                 std::uint16_t* words = step == 1 ? to + done : row;
+                 detail::with_bits(x.type, [&](auto bits) {
+                   detail::launch<detail::narrow<decltype(bits), Weights>, level::avx512>(
+                       l, from + done, words, m);
+                 });
+                 if (step != 1)
+                   for (std::size_t k = 0; k < m; ++k) to[std::int64_t(done + k) * step] = row[k];
+               }
+             }
+           });
 }
 
 /// Whether the engine may work on x in place, as an array of T.
@@ -282,10 +288,10 @@ struct blocks {
   using coeffs = typename Formula::template coeffs<T>;
   using range = typename Format::template range<scalar<float>>;
 
-  /// Elements of which the block cannot hold a moment: all their moments become what the format says,
-  /// because one of a gradient whose square overflows is finite still and would set the scale of its
-  /// neighbours. The parameter becomes NaN, as visible as in full precision, where the moments would
-  /// tell.
+  /// Elements of which the block cannot hold a moment: all their moments become what the format
+  /// says, because one of a gradient whose square overflows is finite still and would set the scale
+  /// of its neighbours. The parameter becomes NaN, as visible as in full precision, where the
+  /// moments would tell.
   [[gnu::noinline, gnu::cold]] static void repair(float (&moments)[S][B], T* p, range (&r)[S]) {
     bool large[B] = {};
     for (const auto& slot : moments)
@@ -307,7 +313,8 @@ struct blocks {
 
   /// One full block. `ahead` is the distance of the prefetch in elements.
   template <int Width>
-  LEANOPT_INLINE static void step(const coeffs& c, T* p, const T* g, std::uint8_t* const (&codes)[S],
+  LEANOPT_INLINE static void step(const coeffs& c, T* p, const T* g,
+                                  std::uint8_t* const (&codes)[S],
                                   std::uint16_t* const (&headers)[S], std::uint64_t key,
                                   std::size_t block, const inputs& in, std::size_t n,
                                   std::size_t ahead) {
@@ -334,7 +341,8 @@ struct blocks {
       });
       if constexpr (std::is_same_v<T, float>) {
         F w = L::load(p + j);
-        apply<Formula, T, F>(c, w, L::load(g + j), s, input + (inputs::present ? j : 0));
+        const F gradient = if_nan(w, w, L::load(g + j));  // a lost parameter has no say in headers
+        apply<Formula, T, F>(c, w, gradient, s, input + (inputs::present ? j : 0));
         L::store(p + j, w);
         each<S>([&](auto k) LEANOPT_LAMBDA { L::store(moments[k] + j, s[k]); });
       } else {  // widen the moments, compute in double, round them to float
@@ -342,13 +350,15 @@ struct blocks {
         for (int h = j; h < j + N; h += D::count) {
           V w = D::load(p + h), wide[S];
           each<S>([&](auto k) LEANOPT_LAMBDA { wide[k] = D::load(moments[k] + h); });
-          apply<Formula, T, V>(c, w, D::load(g + h), wide, input + (inputs::present ? h : 0));
+          const V gradient = if_nan(w, w, D::load(g + h));
+          apply<Formula, T, V>(c, w, gradient, wide, input + (inputs::present ? h : 0));
           D::store(p + h, w);
           each<S>([&](auto k) LEANOPT_LAMBDA { D::store(moments[k] + h, wide[k]); });
         }
         each<S>([&](auto k) LEANOPT_LAMBDA { s[k] = L::load(moments[k] + j); });
       }
-      each<S>([&](auto k) LEANOPT_LAMBDA { ranges[k].template add<Formula::slots[k].range>(s[k]); });
+      each<S>([&](auto k)
+                  LEANOPT_LAMBDA { ranges[k].template add<Formula::slots[k].range>(s[k]); });
     }
     encode<Width>(moments, ranges, p, codes, headers, key, block, [&](int j) LEANOPT_LAMBDA {
       for (int z = 0; z < N * G; z += 64 / int(sizeof(T))) {
@@ -470,11 +480,11 @@ struct decode_kernel {
       constexpr leanopt::values any = Formula::slots[k].range;
       using code = typename Format::template code<any>;
       for (std::size_t i = 0; i < t.elements; ++i)
-        values[k][i] = Format::template decode<any, S>(
-                           Format::open(t.headers[k][i / B]),
-                           lane_traits<S>::load_bytes(
-                               reinterpret_cast<const code*>(t.slots[k] + i)))
-                           .v;
+        values[k][i] =
+            Format::template decode<any, S>(
+                Format::open(t.headers[k][i / B]),
+                lane_traits<S>::load_bytes(reinterpret_cast<const code*>(t.slots[k] + i)))
+                .v;
     });
   }
 };
@@ -502,8 +512,8 @@ struct tensor_step {
   std::uint64_t key = 0;
 };
 
-/// Elements [first, last) of an elementwise step; `first` is a multiple of `stage`. Operands that are
-/// not arrays of T pass through L1.
+/// Elements [first, last) of an elementwise step; `first` is a multiple of `stage`. Operands that
+/// are not arrays of T pass through L1.
 template <class Formula, class Format, class T, class Weights>
 void step(level l, const tensor_step& t, const typename Formula::template coeffs<T>& c,
           const typename Formula::template inputs<T>& in, std::size_t first, std::size_t last) {
@@ -533,7 +543,8 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
 
 /// The moments of a whole tensor into its codes and headers, and back. `t` has no parameter here.
 template <class Formula, class Format>
-void encode(level l, const piece<float, Format, Formula::slot_count>& t, const float* const* moments) {
+void encode(level l, const piece<float, Format, Formula::slot_count>& t,
+            const float* const* moments) {
   const float_environment guard;
   detail::launch<detail::encode_kernel<Formula, Format>, level::avx2>(l, t, moments);
 }
@@ -547,15 +558,23 @@ void decode(level l, const piece<float, Format, Formula::slot_count>& t, float* 
 
 namespace detail {
 
-/// Sum of f(x)^2 over n <= 256 numbers, in the fixed order of sixteen_sums.
+/// Sum of f(i, n)^2 over n <= 256 numbers, in the fixed order of sixteen_sums; f gives a register
+/// of the numbers from i on, of which n count.
 template <class V, class F>
 LEANOPT_INLINE typename lane_traits<V>::number sum_of_squares(std::size_t n, F f) {
   using sums = sixteen_sums<V>;
+  constexpr std::size_t N = lane_traits<V>::count;
   sums s;
-  for (std::size_t i = 0; i < n; i += sums::count)
+  std::size_t i = 0;
+  for (; i + sums::count <= n; i += sums::count)
+    s.add([&](int k) LEANOPT_LAMBDA {
+      const V x = f(i + k, N);
+      return x * x;
+    });
+  if (i < n)
     s.add([&](int k) LEANOPT_LAMBDA {
       const std::size_t at = i + k, left = at < n ? n - at : 0;
-      const V x = f(at, left < std::size_t(lane_traits<V>::count) ? left : lane_traits<V>::count);
+      const V x = f(at, left < N ? left : N);
       return x * x;
     });
   return s.total();
@@ -566,8 +585,8 @@ struct square_sum {
   template <int Width>
   LEANOPT_INLINE static double run(const T* x, std::size_t n) {
     using V = lanes_of<Width, T>;
-    return sum_of_squares<V>(n, [&](std::size_t at, std::size_t m)
-                                    LEANOPT_LAMBDA { return load_some<V>(x + at, m); });
+    return sum_of_squares<V>(
+        n, [&](std::size_t at, std::size_t m) LEANOPT_LAMBDA { return load_some<V>(x + at, m); });
   }
 };
 template <class T, class Inputs>
@@ -589,24 +608,17 @@ struct matrix_sums {
   LEANOPT_INLINE static void run(const T* g, std::size_t rows, std::size_t stride, std::size_t n,
                                  double* row, T* column) {
     using V = lanes_of<Width, T>;
-    using L = lane_traits<V>;
-    for (std::size_t r = 0; r < rows; ++r, g += stride) {
+    for (std::size_t r = 0; r < rows; ++r, g += stride)
       for (std::size_t at = 0; at < n; at += stage) {
+        const T* x = g + at;
+        T* sums = column + at;
         const std::size_t m = std::min(stage, n - at);
         row[r] += sum_of_squares<V>(m, [&](std::size_t i, std::size_t some) LEANOPT_LAMBDA {
-          return load_some<V>(g + at + i, some);
+          const V value = load_some<V>(x + i, some);
+          store_some(sums + i, load_some<V>(sums + i, some) + value * value, some);
+          return value;
         });
       }
-      std::size_t j = 0;
-      for (; j + L::count <= n; j += L::count) {
-        const V x = L::load(g + j);
-        L::store(column + j, L::load(column + j) + x * x);
-      }
-      for (; j < n; ++j) {
-        const scalar<T> x = g[j];
-        column[j] = (scalar<T>(column[j]) + x * x).v;
-      }
-    }
   }
 };
 template <class Rule, class T>
@@ -648,7 +660,8 @@ constexpr std::size_t units_of(std::size_t elements) { return (elements + unit -
 /// Root of the mean square of a tensor: float sums of 256, added in double in one order, so that
 /// neither its length nor the number of threads matters. `sums` has one number per unit.
 template <class T, class Weights, class For>
-double root_mean_square(level l, const operand& x, std::size_t elements, double* sums, For for_units) {
+double root_mean_square(level l, const operand& x, std::size_t elements, double* sums,
+                        For for_units) {
   for_units(units_of(elements), [&](std::size_t begin, std::size_t end) {
     const float_environment guard;
     for (std::size_t u = begin; u < end; ++u) {
@@ -744,10 +757,11 @@ class matrix_passes {
       const float_environment guard;
       for (std::size_t u = begin; u < end; ++u) {
         sums_[u] = 0;
-        detail::each_stage<T, Weights>(level_, t_.g, u * unit, std::min(t_.elements, (u + 1) * unit),
-                                       [&](const T* g, std::size_t i, std::size_t n) {
-                                         sums_[u] += detail::launch<kernel, detail::widest<T>>(level_, g, i, n, inputs_);
-                                       });
+        detail::each_stage<T, Weights>(
+            level_, t_.g, u * unit, std::min(t_.elements, (u + 1) * unit),
+            [&](const T* g, std::size_t i, std::size_t n) {
+              sums_[u] += detail::launch<kernel, detail::widest<T>>(level_, g, i, n, inputs_);
+            });
       }
     });
     double sum = 0;
@@ -767,7 +781,7 @@ class matrix_passes {
  private:
   using inputs = typename Rule::template formula<true>::template inputs<T>;
   using number = scalar<T>;
-  static constexpr std::size_t chunk_rows = 64, tile = 1024;
+  static constexpr std::size_t chunk_rows = 64, tile = 2048;
 
   static std::size_t chunks(const matrix_step& t) { return (t.rows + chunk_rows - 1) / chunk_rows; }
   static std::size_t partials(const matrix_step& t) {
@@ -808,7 +822,8 @@ class matrix_passes {
     using kernel = detail::matrix_sums<T>;
     if (in_place<T>(t_.g)) {
       const T* g = static_cast<const T*>(t_.g.data) + first;
-      detail::launch<kernel, detail::widest<T>>(level_, g, rows, t_.columns, n, row_sums, column_sums);
+      detail::launch<kernel, detail::widest<T>>(level_, g, rows, t_.columns, n, row_sums,
+                                                column_sums);
       return;
     }
     alignas(64) T copy[tile];
@@ -816,8 +831,8 @@ class matrix_passes {
     for (std::size_t r = 0; r < rows; r += together) {
       const std::size_t some = std::min(together, rows - r);
       read<T, Weights>(level_, t_.g, first + r * t_.columns, some * n, copy);
-      detail::launch<kernel, detail::widest<T>>(level_, static_cast<const T*>(copy), some, n, n, row_sums + r,
-                             column_sums);
+      detail::launch<kernel, detail::widest<T>>(level_, static_cast<const T*>(copy), some, n, n,
+                                                row_sums + r, column_sums);
     }
   }
 

@@ -38,10 +38,10 @@ class unit_function {
   void (*call_)(const void*, std::size_t, std::size_t);
 };
 
-/// f(begin, end) for ranges that make up [0, count), on LibTorch's threads, each of which takes `grain`
-/// units at least. at::parallel_for is a header template and runs serially in a program compiled
-/// without OpenMP; an iteration over a tensor of one byte per unit runs inside LibTorch, whatever the
-/// flags of this program.
+/// f(begin, end) for ranges that make up [0, count), on LibTorch's threads, each of which takes
+/// `grain` units at least. at::parallel_for is a header template and runs serially in a program
+/// compiled without OpenMP; an iteration over a tensor of one byte per unit runs inside LibTorch,
+/// whatever the flags of this program.
 inline void for_units(std::size_t count, std::size_t grain, unit_function f) {
   if (count == 0) return;
   if (count <= grain || at::get_num_threads() == 1) return f(0, count);
@@ -131,7 +131,8 @@ class operands {
     std::vector<std::int64_t> sizes, strides;
     for (std::int64_t d : dims) {
       if (x.size(d) == 1) continue;
-      if (!sizes.empty() && strides.back() == x.size(d) * x.stride(d)) {  // one run with the one before
+      if (!sizes.empty() &&
+          strides.back() == x.size(d) * x.stride(d)) {  // one run with the one before
         sizes.back() *= x.size(d);
         strides.back() = x.stride(d);
       } else {
@@ -234,9 +235,7 @@ class tensor_work {
  public:
   operands shapes;
 
-  void add(const tensor_job& job) {
-    (job.work.elements >= split ? large_ : small_).push_back(job);
-  }
+  void add(const tensor_job& job) { (job.work.elements >= split ? large_ : small_).push_back(job); }
 
   void run(cpu::level l, scratch_memory& scratch) const {
     const std::size_t workers =
@@ -245,7 +244,8 @@ class tensor_work {
     grow(scratch[0], large_);
     for (std::size_t w = 0; w < workers; ++w) grow(scratch[w], small_);
     for (const tensor_job& j : large_) j.run(l, j, scratch[0].data(), unit_loop{true});
-    std::atomic<std::size_t> next{0};  // any thread may take any tensor: the results do not depend on it
+    std::atomic<std::size_t> next{
+        0};  // any thread may take any tensor: the results do not depend on it
     for_units(workers, 1, [&](std::size_t begin, std::size_t end) {
       for (std::size_t w = begin; w < end; ++w)
         for (std::size_t i; (i = next++) < small_.size();)

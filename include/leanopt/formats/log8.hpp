@@ -23,7 +23,8 @@ namespace leanopt::formats {
 template <int Block>
 struct log8_blocks {
   static constexpr const char* name = Block == 256 ? "log8" : Block == 128 ? "log8/128" : "log8/64";
-  static_assert(Block == 64 || Block == 128 || Block == 256, "leanopt: log8 has blocks of 64 to 256");
+  static_assert(Block == 64 || Block == 128 || Block == 256,
+                "leanopt: log8 has blocks of 64 to 256");
   static constexpr int block = Block;
   static constexpr double bytes_per_value = 1;
   static constexpr bool compressed = true;
@@ -74,7 +75,8 @@ struct log8_blocks {
     }
   }
 
-  /// The code of x rounded with the bits of `random`. @pre |x| is in the range that `fit` was given.
+  /// The code of x rounded with the bits of `random`. @pre |x| is in the range that `fit` was
+  /// given.
   template <values Range, class V>
   LEANOPT_HD static ints<V> encode(const scale& s, const V& x, const ints<V>& random) {
     using I = ints<V>;
@@ -87,8 +89,8 @@ struct log8_blocks {
     }
   }
 
-  /// Bit patterns of the largest magnitude, and for a non-negative slot of the smallest positive value
-  /// less one (so that zero wraps around and never is the smallest).
+  /// Bit patterns of the largest magnitude, and for a non-negative slot of the smallest positive
+  /// value less one (so that zero wraps around and never is the smallest).
   template <class V>
   struct range {
     ints<V> largest = ints<V>(0u), smallest = ints<V>(~0u);

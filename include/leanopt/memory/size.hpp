@@ -1,5 +1,5 @@
-// How large an optimizer's state is: compute_optimizer_size, as the Python function of that name counts,
-// and what moments alone will cost before training.
+// How large an optimizer's state is: compute_optimizer_size, as the Python function of that name
+// counts, and what moments alone will cost before training.
 #pragma once
 
 #include <leanopt/core/bytes.hpp>
@@ -18,8 +18,8 @@ struct optimizer_size {
 
 namespace detail {
 
-/// Adds up the numbers of states. A step count is one number of 4 bytes where Python's class keeps a
-/// float tensor (torch.optim) and of 8 where it keeps an integer.
+/// Adds up the numbers of states. A step count is one number of 4 bytes where Python's class keeps
+/// a float tensor (torch.optim) and of 8 where it keeps an integer.
 class state_count {
  public:
   explicit state_count(bool moments_only = false) : moments_only_(moments_only) {}
@@ -101,16 +101,17 @@ state_count count(const OptimizerOrState& of, bool moments_only) {
 
 }  // namespace detail
 
-/// The size of the state of an optimizer of ours or of LibTorch's, or of its `state()`: what Python's
-/// function of this name gives for the same optimizer. (0, 0) before the first step. Nothing is copied.
+/// The size of the state of an optimizer of ours or of LibTorch's, or of its `state()`: what
+/// Python's function of this name gives for the same optimizer. (0, 0) before the first step.
+/// Nothing is copied.
 template <class OptimizerOrState>
 optimizer_size compute_optimizer_size(const OptimizerOrState& of) {
   const auto c = detail::count(of, false);
   return {double(c.bytes) / (1 << 20), c.elements};
 }
 
-/// Moments and step counts only, without headers: the count of a model's state that does not depend on
-/// the format.
+/// Moments and step counts only, without headers: the count of a model's state that does not depend
+/// on the format.
 template <class OptimizerOrState>
 std::int64_t count_moments(const OptimizerOrState& of) {
   return detail::count(of, true).elements;
@@ -129,8 +130,8 @@ constexpr double bytes_per_parameter(const torch::optim::AdamW*) {
 }
 }  // namespace detail
 
-/// Megabytes that the moments of so many parameters will take, before training: 8 bytes each for AdamW,
-/// 2 for AdamW8bit; headers, counters and small tensors in full precision are left out.
+/// Megabytes that the moments of so many parameters will take, before training: 8 bytes each for
+/// AdamW, 2 for AdamW8bit; headers, counters and small tensors in full precision are left out.
 template <class Optimizer>
 constexpr double estimate_optimizer_size(std::int64_t parameters) {
   return double(parameters) * detail::bytes_per_parameter(static_cast<const Optimizer*>(nullptr)) /

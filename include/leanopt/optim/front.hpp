@@ -1,6 +1,6 @@
-// What every optimizer of ours does alike, whatever its rule and format: parameter groups, the identity
-// of parameters, the checks of a step, slots by name, archives. No template, so that a program compiles
-// it once; optimizer.hpp adds the types.
+// What every optimizer of ours does alike, whatever its rule and format: parameter groups, the
+// identity of parameters, the checks of a step, slots by name, archives. No template, so that a
+// program compiles it once; optimizer.hpp adds the types.
 #pragma once
 
 #include <leanopt/optim/archive.hpp>
@@ -49,9 +49,9 @@ struct compression {
 
 class front : public Optimizer {
  public:
-  /// One step of every parameter that has a gradient. All parameters, gradients, options and states are
-  /// checked before the first changes. @throws for sparse gradients. For parameters without elements
-  /// steps are counted, nothing else.
+  /// One step of every parameter that has a gradient. All parameters, gradients, options and states
+  /// are checked before the first changes. @throws for sparse gradients. For parameters without
+  /// elements steps are counted, nothing else.
   Tensor step(LossClosure closure = nullptr) override {
     Tensor loss;
     if (closure) {
@@ -77,10 +77,10 @@ class front : public Optimizer {
     return loss;
   }
 
-  /// Fields set in the group's options win, the others inherit the defaults. Hides LibTorch's function,
-  /// which drops or merges options by version and cannot be overridden; through an `Optimizer&` use
-  /// leanopt::add_param_group. @throws and leaves the optimizer as it was when a parameter is unfit or
-  /// known already.
+  /// Fields set in the group's options win, the others inherit the defaults. Hides LibTorch's
+  /// function, which drops or merges options by version and cannot be overridden; through an
+  /// `Optimizer&` use leanopt::add_param_group. @throws and leaves the optimizer as it was when a
+  /// parameter is unfit or known already.
   void add_param_group(const OptimizerParamGroup& group) {
     const std::size_t i = param_groups_.size();
     auto options = group.has_options() ? resolve(group.options(), i) : defaults_->clone();
@@ -97,11 +97,12 @@ class front : public Optimizer {
     write_archive(archive, param_groups_, state_, what_.who, next_ordinal_,
                   [&](std::size_t i) { return options_in(i); });
   }
-  /// Everything is read and checked before anything changes. Takes LibTorch's archives of the same rule.
+  /// Everything is read and checked before anything changes. Takes LibTorch's archives of the same
+  /// rule.
   void load(torch::serialize::InputArchive& archive) override {
     auto read = read_archive(
-        archive, param_groups_, what_.who,
-        [&](std::size_t i) { return options_in(i); }, [&] { return new_state(); },
+        archive, param_groups_, what_.who, [&](std::size_t i) { return options_in(i); },
+        [&] { return new_state(); },
         [&](OptimizerParamState& s, const Tensor& p, std::size_t i, std::size_t j) {
           check_state(s, p, place{i, j});
         },
@@ -122,7 +123,8 @@ class front : public Optimizer {
   }
 
   using change = std::function<Tensor(const Tensor&)>;
-  /// Applies `f` to every slot of `p` that has a row per row of it; `rows` is the new number of rows.
+  /// Applies `f` to every slot of `p` that has a row per row of it; `rows` is the new number of
+  /// rows.
   void change_rows(const Tensor& p, std::int64_t rows, const change& f) {
     OptimizerParamState* s = state_for(p);
     if (!s) return;
@@ -154,8 +156,8 @@ class front : public Optimizer {
                 " has no slot ", name);
     const place where = find(p);
     const auto sizes = slot_sizes(*known, p);
-    TORCH_CHECK(value.sizes() == at::IntArrayRef(sizes), "leanopt: set_slot: ", name, " of ",
-                where, " has sizes ", at::IntArrayRef(sizes), ", the value ", value.sizes());
+    TORCH_CHECK(value.sizes() == at::IntArrayRef(sizes), "leanopt: set_slot: ", name, " of ", where,
+                " has sizes ", at::IntArrayRef(sizes), ", the value ", value.sizes());
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
     OptimizerParamState* s = state_for(p);
@@ -174,7 +176,8 @@ class front : public Optimizer {
   void replace(const Tensor& old, const Tensor& fresh) {
     for (auto& g : param_groups_)
       for (auto& p : g.params()) {
-        TORCH_CHECK(!p.is_same(fresh), "leanopt: replace_parameter: the new parameter is in the "
+        TORCH_CHECK(!p.is_same(fresh),
+                    "leanopt: replace_parameter: the new parameter is in the "
                     "optimizer already");
       }
     const Tensor before = old;  // `old` may be the element of the list that is replaced below
@@ -198,7 +201,8 @@ class front : public Optimizer {
     OptimizerParamState* state;
   };
 
-  /// LibTorch sees no group, so it merges and drops nothing; derived constructors append the groups.
+  /// LibTorch sees no group, so it merges and drops nothing; derived constructors append the
+  /// groups.
   front(std::unique_ptr<OptimizerOptions> defaults, description what)
       : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)), what_(std::move(what)) {
     engine::level_from_environment();
@@ -247,8 +251,9 @@ class front : public Optimizer {
     return random_key(seed, std::uint64_t(own.step()), std::uint64_t(own.ordinal()));
   }
 
-  /// Brings the slots `moments`, which the format compresses, into the form of the next step: codes, or
-  /// full precision for a tensor below the group's threshold. Returns whether they are codes.
+  /// Brings the slots `moments`, which the format compresses, into the form of the next step:
+  /// codes, or full precision for a tensor below the group's threshold. Returns whether they are
+  /// codes.
   bool recode(const entry& e, const std::vector<slot_spec>& moments) const {
     const codec& c = what_.compressed;
     if (c.slots.empty()) return false;
@@ -306,7 +311,8 @@ class front : public Optimizer {
 
   static std::string group_name(std::size_t i) { return "group " + std::to_string(i); }
 
-  /// The lists are the user's and change at any time: each step compares them with those it saw last.
+  /// The lists are the user's and change at any time: each step compares them with those it saw
+  /// last.
   void refresh() {
     std::size_t n = 0;
     bool same = true;
@@ -357,7 +363,8 @@ class front : public Optimizer {
     if (what_.kind != state_kind::ours) return {};
     return decode(what_.compressed, static_cast<const ParamState&>(s), p);
   }
-  /// Moments changed by hand; they draw from a stream of their own, since a step draws from the key.
+  /// Moments changed by hand; they draw from a stream of their own, since a step draws from the
+  /// key.
   void encode_again(OptimizerParamState& s, const Tensor& like, std::vector<Tensor> moments,
                     const Tensor& p) const {
     const std::uint64_t seed = compression_of(*options_in(find(p).group)).seed;
@@ -365,8 +372,8 @@ class front : public Optimizer {
            std::move(moments));
   }
 
-  /// The parameters with a gradient. LibTorch's options pushed by hand are read through `views` and left
-  /// in place.
+  /// The parameters with a gradient. LibTorch's options pushed by hand are read through `views` and
+  /// left in place.
   std::vector<entry> collect(converted& views) {
     std::vector<entry> entries;
     for (std::size_t i = 0; i < param_groups_.size(); ++i) {
@@ -385,7 +392,8 @@ class front : public Optimizer {
         TORCH_CHECK(g.sizes() == p.sizes() && g.device() == p.device(), "leanopt: ", where,
                     " has sizes ", p.sizes(), " on ", p.device(), ", its gradient ", g.sizes(),
                     " on ", g.device());
-        check_type(p, where);  // a module may have moved to another type since the lists were checked
+        check_type(p,
+                   where);  // a module may have moved to another type since the lists were checked
         OptimizerParamState* s = nullptr;
         if (const auto it = state_.find(p.unsafeGetTensorImpl());
             it != state_.end() && it->second) {
@@ -402,18 +410,20 @@ class front : public Optimizer {
 
   void check_type(const Tensor& p, place where) const {
     const auto type = p.scalar_type();
-    const bool real = type == at::kFloat || type == at::kDouble || type == at::kBFloat16 ||
-                      type == at::kHalf;
+    const bool real =
+        type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
     const bool complex = type == at::kComplexFloat || type == at::kComplexDouble;
-    TORCH_CHECK(real || (complex && what_.takes_complex), "leanopt: ", where, " has type ", type,
-                ", which ", what_.who.text(), " cannot step",
-                complex ? "; complex parameters are stepped by Adam and AdamW in full precision" : "");
+    TORCH_CHECK(
+        real || (complex && what_.takes_complex), "leanopt: ", where, " has type ", type,
+        ", which ", what_.who.text(), " cannot step",
+        complex ? "; complex parameters are stepped by Adam and AdamW in full precision" : "");
   }
   void check_state(const OptimizerParamState& state, const Tensor& p, place where) const {
     TORCH_CHECK(has_class(state, what_.kind), "leanopt: the state of ", where, " is ",
                 c10::demangle(typeid(state).name()), ", which belongs to another optimizer");
     with_class(state, what_.kind, [&](auto& s) {
-      each_tensor(s, [&](const std::string& name, const Tensor& t) { check_slot(name, t, p, where); });
+      each_tensor(s,
+                  [&](const std::string& name, const Tensor& t) { check_slot(name, t, p, where); });
     });
     if (what_.kind != state_kind::ours) return;
     const auto& s = static_cast<const ParamState&>(state);
@@ -421,8 +431,10 @@ class front : public Optimizer {
       const bool codes = is_compressed(s, one.name);
       TORCH_CHECK(codes == s.tensor(header_of(one.name)).defined() &&
                       codes == is_compressed(s, what_.compressed.slots[0].name),
-                  "leanopt: the state of ", where, " has codes without headers, or headers without "
-                  "codes: ", one.name);
+                  "leanopt: the state of ", where,
+                  " has codes without headers, or headers without "
+                  "codes: ",
+                  one.name);
     }
   }
   void check_slot(const std::string& name, const Tensor& t, const Tensor& p, place where) const {
@@ -442,15 +454,15 @@ class front : public Optimizer {
       sizes = {c.blocks_of(p.numel())};
       type = t.scalar_type() == at::kShort;
     }
-    TORCH_CHECK(known, "leanopt: the state of ", where, " has ", name, ", which ",
-                what_.who.text(), " does not keep");
+    TORCH_CHECK(known, "leanopt: the state of ", where, " has ", name, ", which ", what_.who.text(),
+                " does not keep");
     TORCH_CHECK(type && t.sizes() == at::IntArrayRef(sizes), "leanopt: ", name, " of ", where,
                 " is ", t.scalar_type(), " of shape ", t.sizes(), "; a parameter of shape ",
                 p.sizes(), " needs shape ", at::IntArrayRef(sizes));
   }
 
-  /// State is keyed by the address of a TensorImpl; a weak reference keeps that address, but no data,
-  /// from being given to another tensor while we know it.
+  /// State is keyed by the address of a TensorImpl; a weak reference keeps that address, but no
+  /// data, from being given to another tensor while we know it.
   void own(const Tensor& p) { owners_.try_emplace(p.unsafeGetTensorImpl(), p.getIntrusivePtr()); }
 
   void check_lists() const {
@@ -476,8 +488,9 @@ class front : public Optimizer {
                                 [&](const span* o) { return o->end <= s.begin; }),
                  open.end());
       for (const span* o : open)
-        TORCH_CHECK(!share_elements(*o, s), "leanopt: ", s.where, " and ", o->where,
-                    " overlap in memory and would be stepped twice; give the optimizer one of them");
+        TORCH_CHECK(
+            !share_elements(*o, s), "leanopt: ", s.where, " and ", o->where,
+            " overlap in memory and would be stepped twice; give the optimizer one of them");
       open.push_back(&s);
     }
   }
@@ -494,8 +507,8 @@ class front : public Optimizer {
       last += std::uintptr_t(p.stride(d)) * std::uintptr_t(p.size(d) - 1);
     return {begin, begin + (last + 1) * p.element_size(), &p, where};
   }
-  /// Whether two parameters whose spans meet have an element in common, or lie in each other's gaps: a map
-  /// of the bytes tells.
+  /// Whether two parameters whose spans meet have an element in common, or lie in each other's
+  /// gaps: a map of the bytes tells.
   static bool share_elements(const span& a, const span& b) {
     if (a.p->is_non_overlapping_and_dense() && b.p->is_non_overlapping_and_dense()) return true;
     const Tensor map = at::zeros({std::int64_t(std::max(a.end, b.end) - a.begin)}, at::kByte);
@@ -518,8 +531,9 @@ class front : public Optimizer {
                 "; only strided tensors can be stepped");
     TORCH_CHECK(p.device().is_cpu(), "leanopt: ", where, " is on ", p.device(),
                 "; this version steps tensors on the CPU only");
-    TORCH_CHECK(!p.is_conj() && !p.is_neg(), "leanopt: ", where,
-                " is a lazily conjugated or negated view; call resolve_conj() or resolve_neg() first");
+    TORCH_CHECK(
+        !p.is_conj() && !p.is_neg(), "leanopt: ", where,
+        " is a lazily conjugated or negated view; call resolve_conj() or resolve_neg() first");
     TORCH_CHECK(!overlaps_itself(p), "leanopt: ", where,
                 " has elements that share memory (an expanded tensor?); make it contiguous first");
     check_type(p, where);

@@ -1,5 +1,5 @@
-// optimizer<Rule, Format, Weights>: a torch::optim::Optimizer from any rule, storage format and way to
-// write parameters.
+// optimizer<Rule, Format, Weights>: a torch::optim::Optimizer from any rule, storage format and way
+// to write parameters.
 #pragma once
 
 #include <leanopt/engine/dispatch.hpp>
@@ -11,9 +11,9 @@
 namespace leanopt {
 
 /// Steps parameters in place by `Rule`, with state stored in `Format`.
-/// @cost per parameter: Format's bytes for each slot of the rule with a value per element; tensors with
-/// fewer elements than min_compressed_elements keep full precision.
-/// One optimizer belongs to one thread at a time; a step uses at::get_num_threads() threads.
+/// @cost per parameter: Format's bytes for each slot of the rule with a value per element; tensors
+/// with fewer elements than min_compressed_elements keep full precision. One optimizer belongs to
+/// one thread at a time; a step uses at::get_num_threads() threads.
 template <class Rule, class Format, class Weights = weights::plain>
 class optimizer : public detail::front {
   using Stock = typename stock<Rule>::options;
@@ -50,8 +50,8 @@ class optimizer : public detail::front {
         engine::operands shapes;
         std::vector<double> sums(cpu::units_of(parameter.numel()));
         rms = cpu::root_mean_square<decltype(zero), Weights>(
-            engine::level_from_environment(), shapes.in_logical_order(parameter),
-            parameter.numel(), sums.data(), engine::unit_loop{});
+            engine::level_from_environment(), shapes.in_logical_order(parameter), parameter.numel(),
+            sums.data(), engine::unit_loop{});
       });
     return Rule::rate(static_cast<const Options&>(*o), (s ? steps(*s) : 0) + 1, rms);
   }
@@ -80,7 +80,8 @@ class optimizer : public detail::front {
     return out;
   }
   void assign(OptimizerParamGroup& group, std::unique_ptr<OptimizerOptions> o) override {
-    if (group.has_options() && is_own(group.options()))  // references to a group's options stay valid
+    if (group.has_options() &&
+        is_own(group.options()))  // references to a group's options stay valid
       static_cast<Options&>(group.options()) = static_cast<Options&>(*o);
     else
       group.set_options(std::move(o));
@@ -100,8 +101,7 @@ class optimizer : public detail::front {
   }
   std::unique_ptr<OptimizerParamState> new_state() const override {
     auto s = std::make_unique<State>();
-    if constexpr (std::is_same_v<State, ParamState>)
-      s->counter_bytes(Format::compressed ? 8 : 4);
+    if constexpr (std::is_same_v<State, ParamState>) s->counter_bytes(Format::compressed ? 8 : 4);
     return s;
   }
   void run(std::vector<entry>& entries) override {
@@ -132,8 +132,8 @@ class optimizer : public detail::front {
   }
 
   void step_elements(std::vector<entry>& entries) {
-    using coeffs = std::pair<typename Rule::template coeffs<float>,
-                             typename Rule::template coeffs<double>>;
+    using coeffs =
+        std::pair<typename Rule::template coeffs<float>, typename Rule::template coeffs<double>>;
     std::deque<coeffs> prepared;  // of an options object and a step, which neighbours share
     const OptimizerOptions* last_options = nullptr;
     std::int64_t last_step = 0;
@@ -170,8 +170,9 @@ class optimizer : public detail::front {
         const Tensor order = get(*e.state, what_.slots[0].name);
         t.p = work.shapes.in_order_of(order, e.p);
         t.g = work.shapes.in_order_of(order, e.g);
-        work.add(t, c,
-                 engine::elementwise_function<Rule, formats::full, Weights>(type, int(moments.size())));
+        work.add(
+            t, c,
+            engine::elementwise_function<Rule, formats::full, Weights>(type, int(moments.size())));
       }
     }
     work.run(engine::level_from_environment());

@@ -1,9 +1,11 @@
 // Options of every optimizer: fluent setters that return the class the user named, the virtual
-// functions LibTorch calls, and one meaning of a group's options: a field that was set wins, one that
-// was not inherits the optimizer's default. Set means that its setter was called, or that its value
-// differs from the constructor's (it came through `o.betas() = ...` or through LibTorch's class).
+// functions LibTorch calls, and one meaning of a group's options: a field that was set wins, one
+// that was not inherits the optimizer's default. Set means that its setter was called, or that its
+// value differs from the constructor's (it came through `o.betas() = ...` or through LibTorch's
+// class).
 //
-// A class of options is one chain of single inheritance, from LibTorch's class to the one users name:
+// A class of options is one chain of single inheritance, from LibTorch's class to the one users
+// name:
 //   torch::optim::AdamWOptions <- settings <- rule's fields <- format's fields <- options<...>
 // Each link names its fields once, in `all`; save, load, compare, print, range checks and
 // inheritance are made from that.
@@ -12,6 +14,7 @@
 #include <leanopt/core/option.hpp>
 #include <leanopt/rules/adafactor.hpp>
 #include <leanopt/rules/adam.hpp>
+
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -197,11 +200,12 @@ class settings : public Stock {
             bit_of(fields, [&](const field& f) { return name == f.name; })) != 0;
   }
 
-  /// @throws when a value is out of range or fields contradict each other; `where` begins the message.
+  /// @throws when a value is out of range or fields contradict each other; `where` begins the
+  /// message.
   void check(const std::string& where, bool compressed) const {
     detail::check(all_of(self()), where);
-    const std::string clash = self().contradiction(
-        [&](const char* name) { return given(name); }, compressed);
+    const std::string clash =
+        self().contradiction([&](const char* name) { return given(name); }, compressed);
     TORCH_CHECK(clash.empty(), "leanopt: ", where, ": ", clash);
   }
 
@@ -251,8 +255,7 @@ using options_base = typename Format::template fields<
 
 /// The options of optimizer<Rule, Format, Weights>.
 template <class Rule, class Format, class Weights>
-class options final
-    : public detail::options_base<options<Rule, Format, Weights>, Rule, Format> {
+class options final : public detail::options_base<options<Rule, Format, Weights>, Rule, Format> {
  public:
   options() {
     if constexpr (Format::compressed) this->adapt_to_compression();

@@ -39,7 +39,8 @@ inline void change_state_rows(Optimizer& optimizer, const Tensor& param, std::in
       if (const Tensor t = get_slot(*s, name); t.defined()) set_slot(*s, name, f(t));
   };
   if (auto* s = dynamic_cast<torch::optim::AdamParamState*>(it->second.get())) return change_all(s);
-  if (auto* s = dynamic_cast<torch::optim::AdamWParamState*>(it->second.get())) return change_all(s);
+  if (auto* s = dynamic_cast<torch::optim::AdamWParamState*>(it->second.get()))
+    return change_all(s);
   TORCH_CHECK(false, "leanopt: the rows of the state of ", c10::demangle(typeid(optimizer).name()),
               " are unknown");
 }
@@ -98,7 +99,8 @@ inline void replace_parameter(Optimizer& optimizer, const Tensor& old, const Ten
       if (p.is_same(before)) p = fresh;
 }
 
-/// A copy of the slot `name` of `param`, decoded where it is compressed; undefined before the first step.
+/// A copy of the slot `name` of `param`, decoded where it is compressed; undefined before the first
+/// step.
 inline Tensor slot(const Optimizer& optimizer, const Tensor& param, const std::string& name) {
   const auto* ours = dynamic_cast<const detail::front*>(&optimizer);
   TORCH_CHECK(ours, "leanopt: slot: not an optimizer of leanopt");

@@ -1,5 +1,5 @@
-// How slots are kept as tensors: their sizes and types, the order of their strides, and the way from
-// full precision to codes and back.
+// How slots are kept as tensors: their sizes and types, the order of their strides, and the way
+// from full precision to codes and back.
 #pragma once
 
 #include <leanopt/engine/dispatch.hpp>
@@ -35,14 +35,14 @@ inline std::vector<std::int64_t> slot_sizes(const slot_spec& s, const Tensor& p)
   return sizes;
 }
 
-/// A slot with a value per element in full precision: zeros where there is none yet, else brought to
-/// the type, device and order of strides in which the engine works. The order is the parameter's, or
-/// any dense one where the parameter has gaps.
+/// A slot with a value per element in full precision: zeros where there is none yet, else brought
+/// to the type, device and order of strides in which the engine works. The order is the
+/// parameter's, or any dense one where the parameter has gaps.
 inline Tensor settled(const Tensor& t, const Tensor& p) {
   const auto type = full_type(p);
   if (!t.defined()) return at::zeros_like(p, p.options().dtype(type));
-  const bool ordered =
-      p.is_non_overlapping_and_dense() ? t.strides() == p.strides() : t.is_non_overlapping_and_dense();
+  const bool ordered = p.is_non_overlapping_and_dense() ? t.strides() == p.strides()
+                                                        : t.is_non_overlapping_and_dense();
   if (t.scalar_type() == type && t.device() == p.device() && ordered && !t.is_inference()) return t;
   return at::empty_like(p, p.options().dtype(type)).copy_(t);
 }
@@ -98,8 +98,7 @@ struct codec {
         nullptr, nullptr, {}, {}, std::size_t(elements), 0, key};
     for (std::size_t k = 0; k < slots.size(); ++k) {
       t.slots[k] = static_cast<std::uint8_t*>(s.tensor(slots[k].name).data_ptr());
-      t.headers[k] =
-          static_cast<std::uint16_t*>(s.tensor(header_of(slots[k].name)).data_ptr());
+      t.headers[k] = static_cast<std::uint16_t*>(s.tensor(header_of(slots[k].name)).data_ptr());
     }
     return t;
   }

@@ -9,8 +9,8 @@
 
 namespace leanopt {
 
-/// The state that LibTorch has no class for: a step count and tensors by name. A static_cast of it to
-/// LibTorch's AdamParamState is undefined: compressed moments have no `exp_avg()` to edit.
+/// The state that LibTorch has no class for: a step count and tensors by name. A static_cast of it
+/// to LibTorch's AdamParamState is undefined: compressed moments have no `exp_avg()` to edit.
 class ParamState : public torch::optim::OptimizerCloneableParamState<ParamState> {
  public:
   TORCH_ARG(std::int64_t, step) = 0;
@@ -110,9 +110,12 @@ torch::Tensor get_slot(const S& s, const std::string& name) {
 }
 template <class S, class = decltype(std::declval<S&>().max_exp_avg_sq())>
 void set_slot(S& s, const std::string& name, torch::Tensor t) {
-  if (name == "exp_avg") s.exp_avg(std::move(t));
-  else if (name == "exp_avg_sq") s.exp_avg_sq(std::move(t));
-  else if (name == "max_exp_avg_sq") s.max_exp_avg_sq(std::move(t));
+  if (name == "exp_avg")
+    s.exp_avg(std::move(t));
+  else if (name == "exp_avg_sq")
+    s.exp_avg_sq(std::move(t));
+  else if (name == "max_exp_avg_sq")
+    s.max_exp_avg_sq(std::move(t));
 }
 
 /// f(name, tensor) for the tensors that a state holds.

@@ -5,8 +5,8 @@
 //   M = M + (1-b1)(U-M) if there is a first moment;  p = keep p - M (or U)
 // Shazeer and Stern 2018, factored over the last two dimensions, one RMS for the whole tensor, in
 // two published forms. torch.optim's: e1 = 0, floors mean(R) >= eps1 and x <= 1/eps1 instead, rate
-// max(eps2, RMS(p)) min(lr, 1/sqrt(t)), keep 1 - lr wd. Hugging Face's: e1 = eps1 and no floor, rate
-// lr or min(1e-2, 1/sqrt(t)), times max(eps2, RMS(p)) if asked, keep 1 - rate wd.
+// max(eps2, RMS(p)) min(lr, 1/sqrt(t)), keep 1 - lr wd. Hugging Face's: e1 = eps1 and no floor,
+// rate lr or min(1e-2, 1/sqrt(t)), times max(eps2, RMS(p)) if asked, keep 1 - rate wd.
 #pragma once
 
 #include <leanopt/core/option.hpp>
@@ -22,8 +22,9 @@
 LEANOPT_EXACT_BEGIN
 namespace leanopt::rules {
 
-/// x of the file's head per element: the outer product of what rows and columns hold, or the inverse
-/// root of a variance. Row and column vectors of a batch of matrices stand one after the other.
+/// x of the file's head per element: the outer product of what rows and columns hold, or the
+/// inverse root of a variance. Row and column vectors of a batch of matrices stand one after the
+/// other.
 template <class T>
 struct inverse_roots {
   static constexpr bool present = true;
@@ -99,13 +100,14 @@ struct adafactor {
   static constexpr const char* name = "adafactor";
   static constexpr bool elementwise = false;
   static constexpr slot_spec moments[] = {{"exp_avg", values::any},
-                                     {"row_var", values::non_negative, extent::row},
-                                     {"col_var", values::non_negative, extent::column},
-                                     {"variance", values::non_negative}};
+                                          {"row_var", values::non_negative, extent::row},
+                                          {"col_var", values::non_negative, extent::column},
+                                          {"variance", values::non_negative}};
   template <bool First_moment>
   using formula = adafactor_formula<First_moment>;
 
-  /// The fields of both forms; those of the other form are refused when an optimizer is built or steps.
+  /// The fields of both forms; those of the other form are refused when an optimizer is built or
+  /// steps.
   template <class Self, class Parent>
   class fields : public Parent {
    public:
@@ -130,7 +132,8 @@ struct adafactor {
     /// Hugging Face's form with its defaults: lr unset, eps (1e-30, 1e-3), relative steps.
     static Self hugging_face() {
       Self self;
-      self.is_hugging_face(true);  // by the setter: a group that names its form does not inherit one
+      self.is_hugging_face(
+          true);  // by the setter: a group that names its form does not inherit one
       static_cast<fields&>(self).eps_ = {1e-30, 1e-3};
       return self;
     }
@@ -164,21 +167,25 @@ struct adafactor {
     template <class Given>
     const char* contradiction(Given given, bool compressed) const {
       if (compressed && !beta1_)
-        return "a compressed format keeps nothing but the first moment: set beta1, or use the class in "
+        return "a compressed format keeps nothing but the first moment: set beta1, or use the "
+               "class in "
                "full precision";
       if (!is_hugging_face_) {
         if (given("clip_threshold") || given("decay_rate") || given("beta1") ||
             given("scale_parameter") || given("relative_step") || given("warmup_init"))
-          return "clip_threshold, decay_rate, beta1, scale_parameter, relative_step and warmup_init "
+          return "clip_threshold, decay_rate, beta1, scale_parameter, relative_step and "
+                 "warmup_init "
                  "belong to AdafactorOptions::hugging_face(); torch.optim's form has d and "
                  "beta2_decay";
         return "";
       }
       if (given("beta2_decay") || given("d") || given("maximize"))
-        return "beta2_decay, d and maximize belong to torch.optim's form, AdafactorOptions(); Hugging "
+        return "beta2_decay, d and maximize belong to torch.optim's form, AdafactorOptions(); "
+               "Hugging "
                "Face's has decay_rate and clip_threshold";
       if (given("lr") && relative_step_)
-        return "lr and relative_step exclude each other: leave lr unset or add relative_step(false)";
+        return "lr and relative_step exclude each other: leave lr unset or add "
+               "relative_step(false)";
       if (warmup_init_ && !relative_step_) return "warmup_init needs relative_step";
       if (!given("lr") && !relative_step_)
         return "relative_step is off and lr is unset: give one of them";
@@ -238,7 +245,8 @@ struct adafactor {
     const bool scaled = !o.is_hugging_face() || o.scale_parameter();
     return scaled ? (rms_of_parameter < eps2 ? eps2 : rms_of_parameter) * rho : rho;
   }
-  /// Whether a step must know the RMS of its parameter: for its rate, or to keep it as Hugging Face does.
+  /// Whether a step must know the RMS of its parameter: for its rate, or to keep it as Hugging Face
+  /// does.
   template <class Options>
   static bool keeps_rms(const Options& o) {
     return o.is_hugging_face();

@@ -1,8 +1,8 @@
 // Adam and AdamW.
 //   m = m + (1-b1)(g-m);  v = b2 v + (1-b2) g^2;  w = max(w, v) with AMSGrad, else v
 //   p = (1 - lr wd) p - lr/(1-b1^t) m / (sqrt(w)/sqrt(1-b2^t) + eps)
-// Adam adds wd p to g instead of shrinking p. Kingma and Ba 2015, Loshchilov and Hutter 2019, Reddi,
-// Kale and Kumar 2018; the order of operations is that of torch.optim.
+// Adam adds wd p to g instead of shrinking p. Kingma and Ba 2015, Loshchilov and Hutter 2019,
+// Reddi, Kale and Kumar 2018; the order of operations is that of torch.optim.
 #pragma once
 
 #include <leanopt/core/option.hpp>
@@ -28,8 +28,8 @@ struct adam_formula {
   using inputs = no_inputs;
   static constexpr int slot_count = Amsgrad ? 3 : 2;
   static constexpr slot_spec slots[] = {{"exp_avg", values::any},
-                                   {"exp_avg_sq", values::non_negative},
-                                   {"max_exp_avg_sq", values::non_negative}};
+                                        {"exp_avg_sq", values::non_negative},
+                                        {"max_exp_avg_sq", values::non_negative}};
 
   template <class T>
   using coeffs = adam_coeffs<T>;
@@ -37,7 +37,8 @@ struct adam_formula {
   template <class V, class T>
   LEANOPT_HD static void apply(const coeffs<T>& c, V& p, const V& gradient, V* s) {
     V &m = s[0], &v = s[1];
-    const V g = fma(p, V(c.decay), V(c.sign) * gradient);
+    V g = V(c.sign) * gradient;
+    if (c.decay != T(0)) g = fma(p, V(c.decay), g);  // a product with 0 would make NaN of Inf
     m = fma(g - m, V(c.one_minus_beta1), m);
     v = fma(v, V(c.beta2), V(c.one_minus_beta2) * g * g);
     if constexpr (Amsgrad) s[2] = max(s[2], v);
@@ -51,7 +52,8 @@ template <bool Decoupled>
 struct adam_rule {
   static constexpr const char* name = Decoupled ? "adamw" : "adam";
   static constexpr bool elementwise = true;
-  static constexpr slot_spec moments[] = {adam_formula<false>::slots[0], adam_formula<false>::slots[1]};
+  static constexpr slot_spec moments[] = {adam_formula<false>::slots[0],
+                                          adam_formula<false>::slots[1]};
   template <bool Amsgrad>
   using formula = adam_formula<Amsgrad>;
   template <class T>
@@ -70,9 +72,9 @@ struct adam_rule {
 
    public:
     fields_list all() {
-      return {{"lr", not_negative, lr()},          {"betas", below_one, betas()},
-              {"eps", not_negative, eps()},        {"weight_decay", not_negative, weight_decay()},
-              {"amsgrad", any_value, amsgrad()},   {"maximize", any_value, maximize_}};
+      return {{"lr", not_negative, lr()},        {"betas", below_one, betas()},
+              {"eps", not_negative, eps()},      {"weight_decay", not_negative, weight_decay()},
+              {"amsgrad", any_value, amsgrad()}, {"maximize", any_value, maximize_}};
     }
 
     template <class Given>

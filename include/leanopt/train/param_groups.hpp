@@ -1,4 +1,5 @@
-// Lists of parameters for an optimizer's groups: each tied parameter once, and which names are decayed.
+// Lists of parameters for an optimizer's groups: each tied parameter once, and which names are
+// decayed.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -19,10 +20,10 @@ inline std::vector<torch::Tensor> unique_parameters(const torch::nn::Module& mod
   return result;
 }
 
-/// Whether a parameter of this name gets weight decay: not if "bias" is in it, and not if one of its
-/// components names a normalization, as in `encoder.LayerNorm.weight`, `model.norm.weight` or
-/// `layers.3.q_norm.weight`. The rule is that of Hugging Face's Trainer, plus the short names ln, bn,
-/// norm1, ln_f and the like.
+/// Whether a parameter of this name gets weight decay: not if "bias" is in it, and not if one of
+/// its components names a normalization, as in `encoder.LayerNorm.weight`, `model.norm.weight` or
+/// `layers.3.q_norm.weight`. The rule is that of Hugging Face's Trainer, plus the short names ln,
+/// bn, norm1, ln_f and the like.
 inline bool is_decayed(const std::string& name) {
   std::string lower;
   for (const char c : name) lower += c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c;

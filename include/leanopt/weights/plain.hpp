@@ -1,5 +1,5 @@
-// Plain weights: the parameter is all there is. float32 and float64 as they are; bfloat16 and float16
-// are widened for the step and rounded to the nearest after it.
+// Plain weights: the parameter is all there is. float32 and float64 as they are; bfloat16 and
+// float16 are widened for the step and rounded to the nearest after it.
 #pragma once
 
 #include <leanopt/core/number.hpp>

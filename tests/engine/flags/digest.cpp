@@ -1,5 +1,5 @@
-// Prints a digest of what the kernels do, one line for each instruction set of this machine. With any
-// compiler and any flags that the library promises to bear, all lines are the same.
+// Prints a digest of what the kernels do, one line for each instruction set of this machine. With
+// any compiler and any flags that the library promises to bear, all lines are the same.
 
 #include "tests/engine/kernel_runs.hpp"
 #include "tests/support/levels.hpp"
