@@ -1,4 +1,4 @@
-// The README's program, as it stands there.
+// The program that README.md shows below this line.
 #include <leanopt/leanopt.hpp>
 
 #include <torch/torch.h>

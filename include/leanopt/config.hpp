@@ -9,10 +9,8 @@
 // attribute of its own and becomes AVX2 or AVX-512 code inside the engine's entry points.
 #if defined(__CUDACC__)
 #define LEANOPT_HD __host__ __device__ __forceinline__
-#define LEANOPT_UNROLL _Pragma("unroll")
 #else
 #define LEANOPT_HD [[gnu::always_inline]] inline
-#define LEANOPT_UNROLL _Pragma("GCC unroll 4")
 #endif
 
 // The same for the host alone.

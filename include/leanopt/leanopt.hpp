@@ -64,5 +64,9 @@ using AdamW8bitOptions = AdamW8bit::Options;
 using Adafactor8bitOptions = Adafactor8bit::Options;
 using AdamParamState = Adam::State;
 using AdamWParamState = AdamW::State;
+using AdafactorParamState = Adafactor::State;
+using Adam8bitParamState = Adam8bit::State;
+using AdamW8bitParamState = AdamW8bit::State;
+using Adafactor8bitParamState = Adafactor8bit::State;
 
 }  // namespace leanopt

@@ -122,9 +122,9 @@ TEST(base_class, is_no_reason_to_lose_a_rate) {
   leanopt::Adafactor o({a}, leanopt::AdafactorOptions(0.125));
   leanopt::add_param_group(o, group({b}, leanopt::AdafactorOptions(0.5).d(2)));
   EXPECT_EQ(options_at<leanopt::AdafactorOptions>(o, 1), leanopt::AdafactorOptions(0.5).d(2));
-  stock::AdamW foreign({a}, 0.5);
-  EXPECT_TRUE(refuses([&] { leanopt::add_param_group(foreign, group({b})); },
-                      {"add_param_group", "not an optimizer of leanopt"}));
+  stock::AdamW theirs({a}, 0.5);
+  leanopt::add_param_group(theirs, group({b}, stock::AdamWOptions(0.25)));
+  EXPECT_EQ(options_at<stock::AdamWOptions>(theirs, 1).lr(), 0.25);
 }
 
 TEST(options, a_default_rate_of_zero_leaves_groups_their_own) {

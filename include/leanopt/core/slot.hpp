@@ -18,6 +18,10 @@ struct slot_spec {
   values range = values::any;
   extent shape = extent::element;
 
+  /// Whether a parameter of `rank` dimensions can have this slot.
+  constexpr bool fits(int rank) const {
+    return rank > 1 || shape == extent::element || shape == extent::one;
+  }
   /// Whether the slot of a parameter of `rank` dimensions has a row per row (index 0) of it.
   constexpr bool has_rows(int rank) const {
     return shape == extent::element  ? rank > 0

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <limits>
 #include <type_traits>
 
 LEANOPT_EXACT_BEGIN
@@ -294,15 +294,17 @@ struct blocks {
   /// moments would tell.
   [[gnu::noinline, gnu::cold]] static void repair(float (&moments)[S][B], T* p, range (&r)[S]) {
     bool large[B] = {};
-    for (const auto& slot : moments)
-      for (int j = 0; j < B; ++j) large[j] |= Format::is_large(bits(slot[j]));
     each<S>([&](auto k) {
-      constexpr values any = Formula::slots[k].range;
+      for (int j = 0; j < B; ++j)
+        large[j] |= Format::template is_large<Formula::slots[k].range>(bits(moments[k][j]));
+    });
+    each<S>([&](auto k) {
+      constexpr values signs = Formula::slots[k].range;
       r[k] = {};
       for (int j = 0; j < B; ++j)
-        if (!large[j]) r[k].template add<any>(scalar<float>(moments[k][j]));
+        if (!large[j]) r[k].template add<signs>(scalar<float>(moments[k][j]));
       for (int j = 0; j < B; ++j)
-        if (large[j]) moments[k][j] = Format::template repair<any>(r[k].largest);
+        if (large[j]) moments[k][j] = Format::template repair<signs>(r[k].largest);
     });
     for (int j = 0; p && j < B; ++j)
       if (large[j]) p[j] = std::numeric_limits<T>::quiet_NaN();
@@ -334,9 +336,9 @@ struct blocks {
     for (int j = 0; j < B; j += N) {
       F s[S];
       each<S>([&](auto k) LEANOPT_LAMBDA {
-        constexpr values any = Formula::slots[k].range;
-        using code = typename Format::template code<any>;
-        s[k] = Format::template decode<any, F>(
+        constexpr values signs = Formula::slots[k].range;
+        using code = typename Format::template code<signs>;
+        s[k] = Format::template decode<signs, F>(
             scale[k], L::load_bytes(reinterpret_cast<const code*>(codes[k] + j)));
       });
       if constexpr (std::is_same_v<T, float>) {
@@ -386,7 +388,7 @@ struct blocks {
     bool large = false;
     each<S>([&](auto k) LEANOPT_LAMBDA {
       found[k] = {reduce_max(ranges[k].largest), reduce_min(ranges[k].smallest)};
-      large |= Format::is_large(found[k].largest);
+      large |= Format::template is_large<Formula::slots[k].range>(found[k].largest);
     });
     if (__builtin_expect(large, 0)) repair(moments, p, found);
     Format::template fit<Formula>(found, scale);
@@ -477,11 +479,11 @@ struct decode_kernel {
     constexpr int B = Format::block;
     using S = scalar<float>;
     each<Formula::slot_count>([&](auto k) LEANOPT_LAMBDA {
-      constexpr leanopt::values any = Formula::slots[k].range;
-      using code = typename Format::template code<any>;
+      constexpr leanopt::values signs = Formula::slots[k].range;
+      using code = typename Format::template code<signs>;
       for (std::size_t i = 0; i < t.elements; ++i)
         values[k][i] =
-            Format::template decode<any, S>(
+            Format::template decode<signs, S>(
                 Format::open(t.headers[k][i / B]),
                 lane_traits<S>::load_bytes(reinterpret_cast<const code*>(t.slots[k] + i)))
                 .v;
@@ -657,25 +659,33 @@ void each_stage(level l, const operand& x, std::size_t first, std::size_t last, 
 constexpr std::size_t unit = 4096;
 constexpr std::size_t units_of(std::size_t elements) { return (elements + unit - 1) / unit; }
 
-/// Root of the mean square of a tensor: float sums of 256, added in double in one order, so that
-/// neither its length nor the number of threads matters. `sums` has one number per unit.
-template <class T, class Weights, class For>
-double root_mean_square(level l, const operand& x, std::size_t elements, double* sums,
-                        For for_units) {
+/// Root of the mean of what `sum_of(values, first, n)` gives for the elements of x, at most 256 at
+/// a time: added in double in one order, so that neither the length nor the number of threads
+/// matters. `sums` has one number per unit.
+template <class T, class Weights, class For, class F>
+double root_mean(level l, const operand& x, std::size_t elements, double* sums, For for_units,
+                 F sum_of) {
   for_units(units_of(elements), [&](std::size_t begin, std::size_t end) {
     const float_environment guard;
     for (std::size_t u = begin; u < end; ++u) {
       sums[u] = 0;
       detail::each_stage<T, Weights>(
           l, x, u * unit, std::min(elements, (u + 1) * unit),
-          [&](const T* values, std::size_t, std::size_t n) {
-            sums[u] += detail::launch<detail::square_sum<T>, detail::widest<T>>(l, values, n);
-          });
+          [&](const T* values, std::size_t i, std::size_t n) { sums[u] += sum_of(values, i, n); });
     }
   });
   double sum = 0;
   for (std::size_t u = 0; u < units_of(elements); ++u) sum += sums[u];
   return std::sqrt(sum / double(elements));
+}
+/// Root of the mean square of a tensor.
+template <class T, class Weights, class For>
+double root_mean_square(level l, const operand& x, std::size_t elements, double* sums,
+                        For for_units) {
+  return root_mean<T, Weights>(
+      l, x, elements, sums, for_units, [&](const T* values, std::size_t, std::size_t n) {
+        return detail::launch<detail::square_sum<T>, detail::widest<T>>(l, values, n);
+      });
 }
 
 // ---- steps of a tensor rule ---------------------------------------------------------------------
@@ -746,27 +756,19 @@ class matrix_passes {
       const float_environment guard;
       for (std::size_t q = begin; q < end; ++q) sum_chunk(q);
     });
-    const float_environment guard;
-    for (std::size_t b = 0; b < t_.batch; ++b) finish_matrix(b);
+    for_units(t_.batch, [&](std::size_t begin, std::size_t end) {
+      const float_environment guard;
+      for (std::size_t b = begin; b < end; ++b) finish_matrix(b);
+    });
   }
 
   template <class For>
   double root_mean_square_of_update(For for_units) {
     using kernel = detail::update_sum<T, inputs>;
-    for_units(units_of(t_.elements), [&](std::size_t begin, std::size_t end) {
-      const float_environment guard;
-      for (std::size_t u = begin; u < end; ++u) {
-        sums_[u] = 0;
-        detail::each_stage<T, Weights>(
-            level_, t_.g, u * unit, std::min(t_.elements, (u + 1) * unit),
-            [&](const T* g, std::size_t i, std::size_t n) {
-              sums_[u] += detail::launch<kernel, detail::widest<T>>(level_, g, i, n, inputs_);
-            });
-      }
-    });
-    double sum = 0;
-    for (std::size_t u = 0; u < units_of(t_.elements); ++u) sum += sums_[u];
-    return std::sqrt(sum / double(t_.elements));
+    return root_mean<T, Weights>(
+        level_, t_.g, t_.elements, sums_, for_units, [&](const T* g, std::size_t i, std::size_t n) {
+          return detail::launch<kernel, detail::widest<T>>(level_, g, i, n, inputs_);
+        });
   }
 
   template <class Formula, class Format, class For>

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <deque>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -110,17 +111,16 @@ class operands {
     return make(order, x);
   }
   /// `x` in its logical, row-major order.
-  operand in_logical_order(const at::Tensor& x) {
-    std::vector<std::int64_t> dims(x.dim());
-    std::iota(dims.begin(), dims.end(), 0);
-    return make(x, dims);
-  }
-  void clear() { shapes_.clear(); }
+  operand in_logical_order(const at::Tensor& x) { return make(x, dims_of(x)); }
 
  private:
-  operand make(const at::Tensor& order, const at::Tensor& x) {
+  static std::vector<std::int64_t> dims_of(const at::Tensor& x) {
     std::vector<std::int64_t> dims(x.dim());
     std::iota(dims.begin(), dims.end(), 0);
+    return dims;
+  }
+  operand make(const at::Tensor& order, const at::Tensor& x) {
+    std::vector<std::int64_t> dims = dims_of(x);
     std::stable_sort(dims.begin(), dims.end(), [&](std::int64_t a, std::int64_t b) {
       return order.stride(a) > order.stride(b);
     });
@@ -241,7 +241,8 @@ class tensor_work {
     const std::size_t workers =
         std::min(small_.size(), std::size_t(std::max(at::get_num_threads(), 1)));
     scratch.resize(std::max({scratch.size(), workers, std::size_t(1)}));
-    grow(scratch[0], large_);
+    grow(scratch[0],
+         large_);  // all memory before the first change: a step that throws changes nothing
     for (std::size_t w = 0; w < workers; ++w) grow(scratch[w], small_);
     for (const tensor_job& j : large_) j.run(l, j, scratch[0].data(), unit_loop{true});
     std::atomic<std::size_t> next{

@@ -124,8 +124,12 @@ struct log8_blocks {
 
   // The two rare repairs, per value; the engines keep them out of the hot loop.
 
-  /// NaN, Inf, 2^127 and more: their sum with a base could overflow.
-  LEANOPT_HD static bool is_large(std::uint32_t x) { return (x & ~sign) >= 0x7f000000u; }
+  /// NaN, Inf, 2^127 and more, whose sum with a base could overflow, and what is negative in a slot
+  /// that has no sign.
+  template <values Range>
+  LEANOPT_HD static bool is_large(std::uint32_t x) {
+    return (Range == values::any ? x & ~sign : x) >= 0x7f000000u;
+  }
   /// What stands for such a value: 0 in a signed slot, the block's largest finite one in another.
   template <values Range>
   LEANOPT_HD static float repair(std::uint32_t largest) {

@@ -2,7 +2,6 @@
 // counts, and what moments alone will cost before training.
 #pragma once
 
-#include <leanopt/core/bytes.hpp>
 #include <leanopt/optim/optimizer.hpp>
 
 #include <cstdint>
@@ -30,8 +29,7 @@ class state_count {
     if (const auto* s = dynamic_cast<const ParamState*>(&state)) {
       number(s->counter_bytes());
       each_tensor(*s, [&](const std::string& name, const Tensor& t) {
-        const bool moment = name.find('.') == std::string::npos && name != "RMS";
-        if (moment || !moments_only_) tensor(t);
+        if (is_moment(name) || !moments_only_) tensor(t);
       });
     } else if (!adam<AdamParamState>(state) && !adam<AdamWParamState>(state)) {
       other(state);
@@ -120,13 +118,16 @@ std::int64_t count_moments(const OptimizerOrState& of) {
 namespace detail {
 template <class Rule, class Format, class Weights>
 constexpr double bytes_per_parameter(const optimizer<Rule, Format, Weights>*) {
-  return code_bytes<Rule, Format>();
+  static_assert(Rule::elementwise,
+                "leanopt: the state of Adafactor depends on the shapes of the parameters, not on "
+                "their number");
+  return Rule::template formula<false>::slot_count * Format::bytes_per_value;
 }
 constexpr double bytes_per_parameter(const torch::optim::Adam*) {
-  return code_bytes<rules::adam, formats::full>();
+  return bytes_per_parameter(static_cast<const optimizer<rules::adam, formats::full>*>(nullptr));
 }
 constexpr double bytes_per_parameter(const torch::optim::AdamW*) {
-  return code_bytes<rules::adamw, formats::full>();
+  return bytes_per_parameter(static_cast<const optimizer<rules::adamw, formats::full>*>(nullptr));
 }
 }  // namespace detail
 

@@ -12,8 +12,11 @@
 #include <c10/util/Type.h>
 
 #include <algorithm>
-#include <sstream>
+#include <functional>
+#include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace leanopt {
 
@@ -68,8 +71,9 @@ class front : public Optimizer {
       set_ordinal(*e.state);
     }
     run(entries);
-    for (const entry& e : entries) {  // autograd must see what raw pointers changed
-      bump(e.p);
+    for (const entry& e : entries) {  // nothing below can throw
+      count_step(*e.state);
+      bump(e.p);  // autograd must see what raw pointers changed
       with_class(*e.state, what_.kind, [](auto& s) {
         each_tensor(s, [](const std::string&, const Tensor& t) { bump(t); });
       });
@@ -107,14 +111,15 @@ class front : public Optimizer {
           check_state(s, p, place{i, j});
         },
         [&](const OptimizerOptions& o, std::size_t i) { check_options(o, group_name(i)); });
+    for (auto& [p, s] : read.states)
+      for (const slot_spec& one : what_.slots)  // an archive in memory may be loaded again
+        for (const std::string& name : {std::string(one.name), header_of(one.name)})
+          if (const Tensor t = get(*s, name); t.defined()) set(*s, name, t.clone());
     state_.clear();
     owners_.clear();
     seen_.clear();
     for (auto& [p, s] : read.states) {
-      own(p);
-      for (const slot_spec& one : what_.slots)  // an archive in memory may be loaded again
-        for (const std::string& name : {std::string(one.name), header_of(one.name)})
-          if (const Tensor t = get(*s, name); t.defined()) set(*s, name, t.clone());
+      pin(p);
       state_[p.unsafeGetTensorImpl()] = std::move(s);
     }
     for (std::size_t i = 0; i < param_groups_.size(); ++i)
@@ -155,6 +160,10 @@ class front : public Optimizer {
     TORCH_CHECK(known != what_.slots.end(), "leanopt: set_slot: ", what_.who.text(),
                 " has no slot ", name);
     const place where = find(p);
+    TORCH_CHECK(known->fits(int(p.dim())), "leanopt: set_slot: ", where, " has ", p.dim(),
+                " dimensions and no slot ", name);
+    TORCH_CHECK(known->range == values::any || !value.lt(0).any().item<bool>(),
+                "leanopt: set_slot: ", name, " of ", where, " cannot be negative");
     const auto sizes = slot_sizes(*known, p);
     TORCH_CHECK(value.sizes() == at::IntArrayRef(sizes), "leanopt: set_slot: ", name, " of ", where,
                 " has sizes ", at::IntArrayRef(sizes), ", the value ", value.sizes());
@@ -170,26 +179,6 @@ class front : public Optimizer {
         return encode_again(*s, p, std::move(moments), p);
       }
     set(*s, name, value.detach().to(p.device(), full_type(p), false, /*copy=*/true));
-  }
-
-  /// `fresh` takes the place of `old` in the lists and inherits its state.
-  void replace(const Tensor& old, const Tensor& fresh) {
-    for (auto& g : param_groups_)
-      for (auto& p : g.params()) {
-        TORCH_CHECK(!p.is_same(fresh),
-                    "leanopt: replace_parameter: the new parameter is in the "
-                    "optimizer already");
-      }
-    const Tensor before = old;  // `old` may be the element of the list that is replaced below
-    if (const auto it = state_.find(before.unsafeGetTensorImpl()); it != state_.end()) {
-      auto state = std::move(it->second);
-      state_.erase(it);
-      own(fresh);
-      state_[fresh.unsafeGetTensorImpl()] = std::move(state);
-    }
-    for (auto& g : param_groups_)
-      for (auto& p : g.params())
-        if (p.is_same(before)) p = fresh;
   }
 
  protected:
@@ -238,17 +227,11 @@ class front : public Optimizer {
   std::int64_t steps(const OptimizerParamState& s) const {
     return with_class(s, what_.kind, [](auto& own) { return std::int64_t(own.step()); });
   }
-  /// Counts a step and returns its number, from 1.
-  std::int64_t count_step(OptimizerParamState& s) const {
-    return with_class(s, what_.kind, [](auto& own) {
-      own.step(own.step() + 1);
-      return std::int64_t(own.step());
-    });
-  }
-  std::uint64_t key_of(const OptimizerParamState& s, std::uint64_t seed) const {
+  /// What the random bits of a parameter in the step of that number have in common.
+  std::uint64_t key_of(const OptimizerParamState& s, std::int64_t step, std::uint64_t seed) const {
     if (what_.kind != state_kind::ours) return 0;
-    const auto& own = static_cast<const ParamState&>(s);
-    return random_key(seed, std::uint64_t(own.step()), std::uint64_t(own.ordinal()));
+    const auto ordinal = static_cast<const ParamState&>(s).ordinal();
+    return random_key(seed, std::uint64_t(step), std::uint64_t(ordinal));
   }
 
   /// Brings the slots `moments`, which the format compresses, into the form of the next step:
@@ -271,7 +254,7 @@ class front : public Optimizer {
           const Tensor x = s.tensor(one.name);
           values.push_back(x.defined() ? x : at::zeros(e.p.sizes(), at::kFloat));
         }
-        encode(c, s, e.p, ~key_of(s, seed), std::move(values));
+        encode(c, s, e.p, ~key_of(s, steps(s), seed), std::move(values));
       }
     } else if (!want && have) {
       const auto values = decode(c, s, e.p);
@@ -319,7 +302,7 @@ class front : public Optimizer {
     for (auto& g : param_groups_) {
       if (!g.has_options()) g.set_options(defaults_->clone());
       for (const auto& p : g.params()) {
-        same = same && n < seen_.size() && seen_[n] == p.unsafeGetTensorImpl();
+        same = same && n < seen_.size() && seen_[n] == identity_of(p);
         ++n;
       }
     }
@@ -336,14 +319,24 @@ class front : public Optimizer {
     seen_.clear();
     for (const auto& g : param_groups_)
       for (const auto& p : g.params()) {
-        own(p);
-        seen_.push_back(p.unsafeGetTensorImpl());
+        pin(p);
+        seen_.push_back(identity_of(p));
       }
   }
 
  private:
+  /// A tensor and its memory, which set_data() changes.
+  using identity = std::pair<const void*, const void*>;
+  static identity identity_of(const Tensor& p) {
+    const auto* impl = p.unsafeGetTensorImpl();
+    return {impl, impl->has_storage() ? p.storage().unsafeGetStorageImpl() : nullptr};
+  }
+
   using converted = std::vector<std::unique_ptr<OptimizerOptions>>;
 
+  void count_step(OptimizerParamState& s) const {
+    with_class(s, what_.kind, [](auto& own) { own.step(own.step() + 1); });
+  }
   static void bump(const Tensor& t) {
     if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
   }
@@ -368,7 +361,7 @@ class front : public Optimizer {
   void encode_again(OptimizerParamState& s, const Tensor& like, std::vector<Tensor> moments,
                     const Tensor& p) const {
     const std::uint64_t seed = compression_of(*options_in(find(p).group)).seed;
-    encode(what_.compressed, static_cast<ParamState&>(s), like, ~key_of(s, seed),
+    encode(what_.compressed, static_cast<ParamState&>(s), like, ~key_of(s, steps(s), seed),
            std::move(moments));
   }
 
@@ -392,8 +385,7 @@ class front : public Optimizer {
         TORCH_CHECK(g.sizes() == p.sizes() && g.device() == p.device(), "leanopt: ", where,
                     " has sizes ", p.sizes(), " on ", p.device(), ", its gradient ", g.sizes(),
                     " on ", g.device());
-        check_type(p,
-                   where);  // a module may have moved to another type since the lists were checked
+        check_parameter(p, where);  // its module may have moved since the lists were checked
         OptimizerParamState* s = nullptr;
         if (const auto it = state_.find(p.unsafeGetTensorImpl());
             it != state_.end() && it->second) {
@@ -401,13 +393,19 @@ class front : public Optimizer {
           check_state(*s, p, where);
         }
         if (g.is_conj() || g.is_neg()) g = g.resolve_conj().resolve_neg();
-        if (g.scalar_type() != p.scalar_type()) g = g.to(p.scalar_type());
+        if (!same_arithmetic(g, p)) g = g.to(p.scalar_type());
         entries.push_back({o, p, g, where, s});
       }
     }
     return entries;
   }
 
+  /// Whether the engine reads both as they are: it widens 16-bit numbers, not float32 to float64.
+  static bool same_arithmetic(const Tensor& g, const Tensor& p) {
+    const auto real = [](const Tensor& t) { return c10::toRealValueType(t.scalar_type()); };
+    return g.is_complex() == p.is_complex() && g.is_floating_point() == p.is_floating_point() &&
+           (real(g) == at::kDouble) == (real(p) == at::kDouble);
+  }
   void check_type(const Tensor& p, place where) const {
     const auto type = p.scalar_type();
     const bool real =
@@ -421,6 +419,8 @@ class front : public Optimizer {
   void check_state(const OptimizerParamState& state, const Tensor& p, place where) const {
     TORCH_CHECK(has_class(state, what_.kind), "leanopt: the state of ", where, " is ",
                 c10::demangle(typeid(state).name()), ", which belongs to another optimizer");
+    TORCH_CHECK(steps(state) >= 0, "leanopt: the state of ", where, " has step ", steps(state),
+                "; a step count is 0 or more");
     with_class(state, what_.kind, [&](auto& s) {
       each_tensor(s,
                   [&](const std::string& name, const Tensor& t) { check_slot(name, t, p, where); });
@@ -437,33 +437,38 @@ class front : public Optimizer {
                   one.name);
     }
   }
+  /// Codes and headers are read where they are, in logical order.
+  static bool is_raw(const Tensor& t, const Tensor& p) {
+    return t.is_contiguous() && t.device() == p.device();
+  }
   void check_slot(const std::string& name, const Tensor& t, const Tensor& p, place where) const {
     const codec& c = what_.compressed;
     std::vector<std::int64_t> sizes;
     bool known = false, type = false;
     for (const slot_spec& one : what_.slots) {
-      if (name != one.name) continue;
+      if (name != one.name || !one.fits(int(p.dim()))) continue;
       known = true;
       sizes = slot_sizes(one, p);
       type = at::isFloatingType(t.scalar_type()) || (t.is_complex() && p.is_complex());
     }
     for (const slot_spec& one : c.slots) {
-      if (name == one.name && t.scalar_type() == at::kByte) type = true;
+      if (name == one.name && t.scalar_type() == at::kByte) type = is_raw(t, p);
       if (name != header_of(one.name)) continue;
       known = true;
       sizes = {c.blocks_of(p.numel())};
-      type = t.scalar_type() == at::kShort;
+      type = t.scalar_type() == at::kShort && is_raw(t, p);
     }
     TORCH_CHECK(known, "leanopt: the state of ", where, " has ", name, ", which ", what_.who.text(),
                 " does not keep");
     TORCH_CHECK(type && t.sizes() == at::IntArrayRef(sizes), "leanopt: ", name, " of ", where,
-                " is ", t.scalar_type(), " of shape ", t.sizes(), "; a parameter of shape ",
-                p.sizes(), " needs shape ", at::IntArrayRef(sizes));
+                " is ", t.scalar_type(), " of shape ", t.sizes(), " on ", t.device(),
+                "; a parameter of shape ", p.sizes(), " needs shape ", at::IntArrayRef(sizes),
+                ", floating-point moments or contiguous codes, on ", p.device());
   }
 
   /// State is keyed by the address of a TensorImpl; a weak reference keeps that address, but no
   /// data, from being given to another tensor while we know it.
-  void own(const Tensor& p) { owners_.try_emplace(p.unsafeGetTensorImpl(), p.getIntrusivePtr()); }
+  void pin(const Tensor& p) { owners_.try_emplace(p.unsafeGetTensorImpl(), p.getIntrusivePtr()); }
 
   void check_lists() const {
     std::vector<span> memory;
@@ -475,8 +480,8 @@ class front : public Optimizer {
         check_parameter(params[j], where);
         const auto [it, fresh] = known.try_emplace(params[j].unsafeGetTensorImpl(), where);
         TORCH_CHECK(fresh, "leanopt: ", where, " is the same tensor as ", it->second,
-                    " and would be stepped twice; leanopt::unique_parameters(module) lists a tied "
-                    "parameter once");
+                    " and would be stepped twice; leanopt::unique_parameters(module) "
+                    "(leanopt/train/param_groups.hpp) lists a tied parameter once");
         if (params[j].numel()) memory.push_back(span_of(params[j], where));
       }
     }
@@ -554,17 +559,16 @@ class front : public Optimizer {
 
   std::int64_t next_ordinal_ = 0;
   std::unordered_map<void*, c10::weak_intrusive_ptr<c10::TensorImpl>> owners_;
-  std::vector<void*> seen_;
+  std::vector<identity> seen_;
 };
 
 }  // namespace detail
 
 /// Adds a group whose unset options inherit the defaults, also where the optimizer is held as
-/// Optimizer&. @throws for optimizers of other libraries.
+/// Optimizer&. LibTorch's own optimizers do as their member does.
 inline void add_param_group(Optimizer& optimizer, const OptimizerParamGroup& group) {
-  auto* ours = dynamic_cast<detail::front*>(&optimizer);
-  TORCH_CHECK(ours, "leanopt: add_param_group: not an optimizer of leanopt; call its own member");
-  ours->add_param_group(group);
+  if (auto* ours = dynamic_cast<detail::front*>(&optimizer)) return ours->add_param_group(group);
+  optimizer.add_param_group(group);
 }
 
 }  // namespace leanopt

@@ -5,8 +5,11 @@
 #include <leanopt/engine/dispatch.hpp>
 #include <leanopt/optim/front.hpp>
 
+#include <deque>
 #include <memory>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace leanopt {
 
@@ -38,7 +41,8 @@ class optimizer : public detail::front {
       : optimizer({OptimizerParamGroup(std::move(params))}, std::move(defaults)) {}
 
   /// The rate of the next step of `parameter`, scaling by its root mean square included: what
-  /// `get_lr()` of its group cannot tell.
+  /// `get_lr()` of its group cannot tell. @throws where it is no parameter of this optimizer. @cost
+  /// one pass over the parameter, on the calling thread.
   template <class R = Rule, class = std::enable_if_t<!R::elementwise>>
   double effective_lr(const Tensor& parameter) const {
     const std::size_t group = find(parameter).group;
@@ -112,7 +116,7 @@ class optimizer : public detail::front {
   }
 
  private:
-  static constexpr slot_spec rms{"RMS", values::non_negative, extent::one};
+  static constexpr slot_spec rms_slot{"RMS", values::non_negative, extent::one};
 
   static detail::description describe() {
     using detail::codec;
@@ -125,7 +129,7 @@ class optimizer : public detail::front {
       d.takes_complex = !Format::compressed;
     } else {
       d.slots = {std::begin(Rule::moments), std::end(Rule::moments)};
-      d.slots.push_back(rms);
+      d.slots.push_back(rms_slot);
       d.compressed = codec::of<typename Rule::template formula<true>, Format>();
     }
     return d;
@@ -147,8 +151,9 @@ class optimizer : public detail::front {
       if (codes)
         point_to_codes(e, moments, t);
       else
-        for (std::size_t k = 0; k < moments.size(); ++k) t.slots[k] = settle(e, moments[k]);
-      const std::int64_t step = count_step(*e.state);
+        for (std::size_t k = 0; k < moments.size(); ++k)  // all in the order of the first
+          t.slots[k] = settle(e, moments[k], k ? get(*e.state, moments[0].name) : e.p);
+      const std::int64_t step = steps(*e.state) + 1;
       if (e.p.numel() == 0) continue;
       if (e.options != last_options || step != last_step) {
         prepared.emplace_back(Rule::template prepare<float>(o, step),
@@ -162,7 +167,7 @@ class optimizer : public detail::front {
                                 : static_cast<const void*>(&prepared.back().first);
       t.elements = std::size_t(e.p.numel()) * (e.p.is_complex() ? 2 : 1);
       if (codes) {
-        t.key = key_of(*e.state, compression_of(o).seed);
+        t.key = key_of(*e.state, step, compression_of(o).seed);
         t.p = work.shapes.in_logical_order(e.p);
         t.g = work.shapes.in_logical_order(e.g);
         work.add(t, c, engine::elementwise_function<Rule, Format, Weights>(type, 2));
@@ -178,9 +183,9 @@ class optimizer : public detail::front {
     work.run(engine::level_from_environment());
   }
 
-  /// A slot in full precision, in the order of the parameter's strides.
-  void* settle(const entry& e, const slot_spec& one) const {
-    const Tensor held = get(*e.state, one.name), ready = detail::settled(held, e.p);
+  /// A slot in full precision, in the order of the strides of `order`.
+  void* settle(const entry& e, const slot_spec& one, const Tensor& order) const {
+    const Tensor held = get(*e.state, one.name), ready = detail::settled(held, order);
     if (!ready.is_same(held)) set(*e.state, one.name, ready);
     return ready.data_ptr();
   }
@@ -194,7 +199,7 @@ class optimizer : public detail::front {
       const auto& [exp_avg, row, column, variance] = Rule::moments;
       engine::tensor_job job;
       job.options = e.options;
-      job.step = count_step(s);
+      job.step = steps(s) + 1;
       if (Rule::keeps_rms(o)) s.counter_bytes(8);
       if (p.numel() == 0) continue;
       cpu::matrix_step& t = job.work;
@@ -217,8 +222,8 @@ class optimizer : public detail::front {
         else
           t.slots[0] = hold(s, exp_avg, p);
       }
-      if (Rule::keeps_rms(o)) job.rms = hold(s, rms, p);
-      t.key = key_of(s, compression_of(o).seed);
+      if (Rule::keeps_rms(o)) job.rms = hold(s, rms_slot, p);
+      t.key = key_of(s, job.step, compression_of(o).seed);
       t.p = work.shapes.in_logical_order(p);
       t.g = work.shapes.in_logical_order(e.g);
       if (codes)

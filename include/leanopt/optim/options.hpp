@@ -22,7 +22,9 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <limits>
 #include <ostream>
+#include <sstream>
 #include <string>
 
 namespace leanopt {

@@ -1,10 +1,11 @@
 // Operations on the rows of a parameter together with its state, for programs whose parameters grow
-// and shrink while they train. They take any optimizer of ours, and LibTorch's Adam and AdamW, as
-// Optimizer&.
+// and shrink while they train, and slots by name. They take any optimizer of ours, and LibTorch's
+// Adam and AdamW, as Optimizer&.
 #pragma once
 
 #include <leanopt/optim/front.hpp>
 
+#include <ATen/ops/cat.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <string>
@@ -28,28 +29,45 @@ inline void set_rows(Tensor& param, const Tensor& data) {
   drop_accumulator(&torch::autograd::impl::set_grad_accumulator, param);
 }
 
-inline void change_state_rows(Optimizer& optimizer, const Tensor& param, std::int64_t rows,
-                              const front::change& f) {
-  TORCH_CHECK(param.dim() > 0, "leanopt: a parameter without dimensions has no rows");
-  if (auto* ours = dynamic_cast<front*>(&optimizer)) return ours->change_rows(param, rows, f);
+/// LibTorch's Adam and AdamW: f(state) for the state of a parameter, where there is one.
+template <class F>
+void with_stock_state(const Optimizer& optimizer, const Tensor& param, F f) {
   const auto it = optimizer.state().find(param.unsafeGetTensorImpl());
   if (it == optimizer.state().end() || !it->second) return;
-  const auto change_all = [&](auto* s) {
-    for (const char* name : {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
-      if (const Tensor t = get_slot(*s, name); t.defined()) set_slot(*s, name, f(t));
-  };
-  if (auto* s = dynamic_cast<torch::optim::AdamParamState*>(it->second.get())) return change_all(s);
-  if (auto* s = dynamic_cast<torch::optim::AdamWParamState*>(it->second.get()))
-    return change_all(s);
-  TORCH_CHECK(false, "leanopt: the rows of the state of ", c10::demangle(typeid(optimizer).name()),
-              " are unknown");
+  if (auto* s = dynamic_cast<torch::optim::AdamParamState*>(it->second.get())) return f(*s);
+  if (auto* s = dynamic_cast<torch::optim::AdamWParamState*>(it->second.get())) return f(*s);
+  TORCH_CHECK(false, "leanopt: the state of ", c10::demangle(typeid(optimizer).name()),
+              " is unknown; leanopt's optimizers and LibTorch's Adam and AdamW are known");
+}
+
+inline bool holds(const Optimizer& optimizer, const Tensor& param) {
+  for (const auto& g : optimizer.param_groups())
+    for (const auto& p : g.params())
+      if (p.is_same(param)) return true;
+  return false;
+}
+inline void check_rows(const Optimizer& optimizer, const Tensor& param) {
+  TORCH_CHECK(holds(optimizer, param), "leanopt: the tensor of shape ", param.sizes(),
+              " is no parameter of the optimizer");
+  TORCH_CHECK(param.dim() > 0, "leanopt: a parameter without dimensions has no rows");
+}
+
+inline void change_state_rows(Optimizer& optimizer, const Tensor& param, std::int64_t rows,
+                              const front::change& f) {
+  if (auto* ours = dynamic_cast<front*>(&optimizer)) return ours->change_rows(param, rows, f);
+  with_stock_state(optimizer, param, [&](auto& s) {
+    each_tensor(s, [&](const std::string& name, const Tensor& t) { set_slot(s, name, f(t)); });
+  });
 }
 
 }  // namespace detail
 
-/// `param` keeps the rows in `index` (positions, or a mask), and so does its state. Its gradient is
-/// dropped. Compressed state is decoded and encoded again, one more rounding of the whole tensor.
+/// `param` keeps the rows in `index` (positions, or a mask of its length), and so does its state.
+/// Its gradient is dropped. Compressed state is decoded and encoded again, one more rounding of the
+/// whole tensor. @throws where `param` is no parameter of the optimizer or has no dimensions; so do
+/// the next two.
 inline void keep_rows(Optimizer& optimizer, Tensor param, const Tensor& index) {
+  detail::check_rows(optimizer, param);
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   const Tensor where = index.to(param.device());
@@ -59,8 +77,13 @@ inline void keep_rows(Optimizer& optimizer, Tensor param, const Tensor& index) {
   detail::set_rows(param, data);
 }
 
-/// `param` grows by `rows`, whose state is zero; its step count stays.
+/// `param` grows by `rows`, of its shape but for the first dimension, whose state is zero; its step
+/// count stays.
 inline void append_rows(Optimizer& optimizer, Tensor param, const Tensor& rows) {
+  detail::check_rows(optimizer, param);
+  TORCH_CHECK(rows.dim() == param.dim() && rows.sizes().slice(1) == param.sizes().slice(1),
+              "leanopt: append_rows: rows of shape ", rows.sizes(),
+              " do not fit a parameter of shape ", param.sizes());
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   const Tensor data = at::cat({param.detach(), rows.detach().to(param.options())});
@@ -72,8 +95,10 @@ inline void append_rows(Optimizer& optimizer, Tensor param, const Tensor& rows) 
   detail::set_rows(param, data);
 }
 
-/// The state of the rows in `index` becomes that of a fresh parameter; the parameter stays.
+/// The state of the rows in `index` (positions, or a mask) becomes that of a fresh parameter; the
+/// parameter stays.
 inline void zero_rows(Optimizer& optimizer, const Tensor& param, const Tensor& index) {
+  detail::check_rows(optimizer, param);
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   const Tensor where = index.to(param.device());
@@ -82,11 +107,15 @@ inline void zero_rows(Optimizer& optimizer, const Tensor& param, const Tensor& i
   });
 }
 
-/// `fresh` takes the place of `old` in the optimizer and inherits its state. The shapes must agree.
+/// `fresh` takes the place of `old` in the optimizer and inherits its state. @throws where the
+/// shapes differ, `old` is no parameter of the optimizer, or `fresh` is one.
 inline void replace_parameter(Optimizer& optimizer, const Tensor& old, const Tensor& fresh) {
   TORCH_CHECK(old.sizes() == fresh.sizes(), "leanopt: replace_parameter: the shapes ", old.sizes(),
               " and ", fresh.sizes(), " differ");
-  if (auto* ours = dynamic_cast<detail::front*>(&optimizer)) return ours->replace(old, fresh);
+  TORCH_CHECK(detail::holds(optimizer, old), "leanopt: replace_parameter: the tensor of shape ",
+              old.sizes(), " is no parameter of the optimizer");
+  TORCH_CHECK(!detail::holds(optimizer, fresh),
+              "leanopt: replace_parameter: the new parameter is in the optimizer already");
   const Tensor before = old;  // `old` may be the element of the list that is replaced below
   if (const auto it = optimizer.state().find(before.unsafeGetTensorImpl());
       it != optimizer.state().end()) {
@@ -99,19 +128,32 @@ inline void replace_parameter(Optimizer& optimizer, const Tensor& old, const Ten
       if (p.is_same(before)) p = fresh;
 }
 
-/// A copy of the slot `name` of `param`, decoded where it is compressed; undefined before the first
-/// step.
+/// A copy of the slot `name` of `param` in full precision, decoded where it is compressed;
+/// undefined before the first step.
 inline Tensor slot(const Optimizer& optimizer, const Tensor& param, const std::string& name) {
-  const auto* ours = dynamic_cast<const detail::front*>(&optimizer);
-  TORCH_CHECK(ours, "leanopt: slot: not an optimizer of leanopt");
-  return ours->read_slot(param, name);
+  if (const auto* ours = dynamic_cast<const detail::front*>(&optimizer))
+    return ours->read_slot(param, name);
+  Tensor found;
+  detail::with_stock_state(optimizer, param, [&](const auto& s) {
+    if (const Tensor t = detail::get_slot(s, name); t.defined()) found = t.clone();
+  });
+  return found;
 }
-/// Replaces the slot's values, which compressed formats round.
+/// Replaces the slot's values, which compressed formats round. @throws where the optimizer keeps no
+/// such slot, the shape is another, or a second moment would be negative.
 inline void set_slot(Optimizer& optimizer, const Tensor& param, const std::string& name,
                      const Tensor& value) {
-  auto* ours = dynamic_cast<detail::front*>(&optimizer);
-  TORCH_CHECK(ours, "leanopt: set_slot: not an optimizer of leanopt");
-  ours->write_slot(param, name, value);
+  if (auto* ours = dynamic_cast<detail::front*>(&optimizer))
+    return ours->write_slot(param, name, value);
+  bool done = false;
+  detail::with_stock_state(optimizer, param, [&](auto& s) {
+    const Tensor t = detail::get_slot(s, name);
+    if (!(done = t.defined())) return;
+    const at::NoGradGuard no_grad;
+    t.copy_(value);
+  });
+  TORCH_CHECK(done, "leanopt: set_slot: LibTorch's optimizer keeps no ", name,
+              " of this tensor yet");
 }
 
 }  // namespace leanopt

@@ -26,7 +26,7 @@ inline at::ScalarType full_type(const Tensor& p) {
   }
 }
 
-/// The sizes of a slot of a parameter.
+/// The sizes of a slot of a parameter that it fits.
 inline std::vector<std::int64_t> slot_sizes(const slot_spec& s, const Tensor& p) {
   auto sizes = p.sizes().vec();
   if (s.shape == extent::row) sizes.end()[-1] = 1;
@@ -124,7 +124,7 @@ inline std::vector<Tensor> decode(const codec& c, const ParamState& s, const Ten
 inline void encode(const codec& c, ParamState& s, const Tensor& p, std::uint64_t key,
                    std::vector<Tensor> moments) {
   make_codes(c, s, p);
-  for (Tensor& m : moments) m = m.to(at::kFloat).contiguous();
+  for (Tensor& m : moments) m = m.to(at::kFloat).add(0.0f).contiguous();  // -0 is no moment
   c.encode(c, s, p.numel(), key, moments);
 }
 

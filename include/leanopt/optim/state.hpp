@@ -118,6 +118,11 @@ void set_slot(S& s, const std::string& name, torch::Tensor t) {
     s.max_exp_avg_sq(std::move(t));
 }
 
+/// Whether `name` is a slot of moments, and neither the header of one nor a figure beside them.
+inline bool is_moment(const std::string& name) {
+  return name.find('.') == std::string::npos && name != "RMS";
+}
+
 /// f(name, tensor) for the tensors that a state holds.
 template <class F>
 void each_tensor(const ParamState& s, F f) {

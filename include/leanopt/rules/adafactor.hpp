@@ -18,6 +18,7 @@
 #include <limits>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 
 LEANOPT_EXACT_BEGIN
 namespace leanopt::rules {
@@ -245,8 +246,7 @@ struct adafactor {
     const bool scaled = !o.is_hugging_face() || o.scale_parameter();
     return scaled ? (rms_of_parameter < eps2 ? eps2 : rms_of_parameter) * rho : rho;
   }
-  /// Whether a step must know the RMS of its parameter: for its rate, or to keep it as Hugging Face
-  /// does.
+  /// Whether the state keeps the RMS of the parameter, as Hugging Face's does.
   template <class Options>
   static bool keeps_rms(const Options& o) {
     return o.is_hugging_face();
@@ -257,9 +257,9 @@ struct adafactor {
   static adafactor_coeffs<T> finish(const Options& o, double rate, double rms_of_update) {
     const double d = o.is_hugging_face() ? o.clip_threshold() : o.d();
     const double ratio = rms_of_update / d, clip = ratio < 1 ? 1 : ratio;  // NaN stays NaN
-    const double decay_rate = o.is_hugging_face() ? rate : o.lr();
+    const double shrinking = o.is_hugging_face() ? rate : o.lr();
     return {T((o.maximize() ? -rate : rate) / clip), T(1 - o.beta1().value_or(0)),
-            T(std::fma(-decay_rate, o.weight_decay(), 1.0))};
+            T(std::fma(-shrinking, o.weight_decay(), 1.0))};
   }
 };
 

@@ -52,8 +52,6 @@ template <bool Decoupled>
 struct adam_rule {
   static constexpr const char* name = Decoupled ? "adamw" : "adam";
   static constexpr bool elementwise = true;
-  static constexpr slot_spec moments[] = {adam_formula<false>::slots[0],
-                                          adam_formula<false>::slots[1]};
   template <bool Amsgrad>
   using formula = adam_formula<Amsgrad>;
   template <class T>

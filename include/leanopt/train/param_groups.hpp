@@ -4,6 +4,7 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -23,7 +24,7 @@ inline std::vector<torch::Tensor> unique_parameters(const torch::nn::Module& mod
 /// Whether a parameter of this name gets weight decay: not if "bias" is in it, and not if one of
 /// its components names a normalization, as in `encoder.LayerNorm.weight`, `model.norm.weight` or
 /// `layers.3.q_norm.weight`. The rule is that of Hugging Face's Trainer, plus the short names ln,
-/// bn, norm1, ln_f and the like.
+/// bn, norm1, ln_2, ln_f and the like.
 inline bool is_decayed(const std::string& name) {
   std::string lower;
   for (const char c : name) lower += c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c;
@@ -32,7 +33,8 @@ inline bool is_decayed(const std::string& name) {
   for (std::size_t begin = 0; begin <= lower.size();) {
     const std::size_t dot = std::min(lower.find('.', begin), lower.size());
     std::string component = lower.substr(begin, dot - begin);
-    while (!component.empty() && component.back() >= '0' && component.back() <= '9')
+    while (!component.empty() &&
+           (component.back() == '_' || (component.back() >= '0' && component.back() <= '9')))
       component.pop_back();
     const auto ends_with = [&](const std::string& s) {
       return component.size() >= s.size() &&
