@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #if defined(__x86_64__) && !defined(__CUDACC__)
@@ -198,8 +199,29 @@ struct lanes {
 
   lanes() = default;
   LEANOPT_INLINE lanes(const type& x) : v(x) {}
-  LEANOPT_INLINE lanes(T x) {
+  LEANOPT_INLINE lanes(T x) {  // broadcast
+#if defined(__clang__)
     for (int i = 0; i < N; ++i) v[i] = x;
+#else  // -O3 unrolls that loop into N inserts
+    typedef T low __attribute__((vector_size(16)));
+    typedef float v4sf __attribute__((vector_size(16)));
+    typedef double v2df __attribute__((vector_size(16)));
+    typedef int v4si __attribute__((vector_size(16)));
+    typedef int v16si __attribute__((vector_size(64)));
+    const low one{x};
+    if constexpr (std::is_same_v<T, float> && N == 8)
+      v = __builtin_ia32_vbroadcastss_ps256((v4sf)one);
+    else if constexpr (std::is_same_v<T, float>)
+      v = __builtin_ia32_broadcastss512((v4sf)one, type{}, -1);
+    else if constexpr (std::is_same_v<T, double> && N == 4)
+      v = __builtin_ia32_vbroadcastsd_pd256((v2df)one);
+    else if constexpr (std::is_same_v<T, double>)
+      v = __builtin_ia32_broadcastsd512((v2df)one, type{}, -1);
+    else if constexpr (N == 8)
+      v = (type)__builtin_ia32_pbroadcastd256((v4si)one);
+    else
+      v = (type)__builtin_ia32_pbroadcastd512((v4si)one, v16si{}, -1);
+#endif
   }
 
   LEANOPT_INLINE friend lanes operator+(const lanes& a, const lanes& b) { return a.v + b.v; }
