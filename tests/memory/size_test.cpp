@@ -2,6 +2,8 @@
 // numbers that are counted by hand from the sizes of the parameters.
 #include <leanopt/leanopt.hpp>
 
+#include "examples/model_sizes.hpp"
+
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
@@ -178,6 +180,31 @@ TEST(size, before_training_is_estimated_from_the_number_of_parameters) {
                    8.0 * n / (1024 * 1024));
   EXPECT_DOUBLE_EQ(leanopt::estimate_optimizer_size<leanopt::AdamW8bit>(n),
                    2.0 * n / (1024 * 1024));
+}
+
+// The figures that the README shows, exactly: those of Python's classes for the same model, but for
+// the 8-bit headers.
+template <class Class>
+void expect_distilbert(leanopt::options_of<Class> options, expectation expected) {
+  std::vector<Tensor> params;
+  for (const auto& sizes : model_sizes::load_shapes(LEANOPT_TEST_DATA "/distilbert_shapes.txt"))
+    params.push_back(torch::zeros(sizes).set_requires_grad(true));
+  ASSERT_EQ(params.size(), 104u);
+  Class optimizer(params, options);
+  for (const Tensor& p : params) p.mutable_grad() = torch::ones_like(p);
+  optimizer.step();
+  const auto [megabytes, elements] = leanopt::compute_optimizer_size(optimizer);
+  EXPECT_EQ(elements, expected.elements);
+  EXPECT_EQ(megabytes * (1024 * 1024), double(expected.bytes));
+  EXPECT_EQ(leanopt::count_moments(optimizer), expected.moments);
+}
+TEST(size, of_distilbert_is_that_of_the_python_classes) {
+  expect_distilbert<torch::optim::AdamW>(1e-3, {131'566'188, 526'264'752, 131'566'188});
+  expect_distilbert<leanopt::AdamW>(1e-3, {131'566'188, 526'264'752, 131'566'188});
+  expect_distilbert<leanopt::AdamW8bit>(1e-3, {132'079'620, 132'976'256, 131'566'188});
+  expect_distilbert<leanopt::Adafactor>(1e-2, {178'608, 714'432, 178'608});
+  expect_distilbert<leanopt::Adafactor>(leanopt::AdafactorOptions::hugging_face(),
+                                        {178'712, 715'264, 178'608});
 }
 
 }  // namespace

@@ -458,7 +458,7 @@ TYPED_TEST(every, an_archive_that_does_not_fit_changes_nothing) {
   stock::SGD sgd(groups{group({a, b}), group({c, d})}, stock::SGDOptions(0.1).momentum(0.5));
   set_gradients({a, b, c, d});
   sgd.step();
-  refused(saved(sgd), {"parameter 0 of group 0"});
+  refused(saved(sgd), {"of another optimizer than"});
 
   torch::nn::Linear layer(2, 3);
   std::stringstream module;

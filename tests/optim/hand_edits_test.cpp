@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -116,6 +117,80 @@ TEST(set_data, that_expands_a_parameter_is_refused) {
   Tensor(p).set_data(torch::ones({1}).expand({4}));
   p.mutable_grad() = torch::ones({4});
   EXPECT_TRUE(refuses([&] { optimizer.step(); }, {"share memory"}));
+}
+
+TEST(set_data, that_moves_a_parameter_onto_another_in_one_storage_is_refused) {
+  const Tensor flat = torch::ones({20});
+  const Tensor p = leaf({10}), q = leaf({10});
+  Tensor(p).set_data(flat.narrow(0, 0, 10));
+  Tensor(q).set_data(flat.narrow(0, 10, 10));
+  leanopt::AdamW optimizer({p, q}, 1e-2);
+  step_with(optimizer, {p, q});
+  Tensor(q).set_data(flat.narrow(0, 5, 10));
+  set_gradients({p, q});
+  EXPECT_TRUE(refuses([&] { optimizer.step(); }, {"overlap"}));
+}
+
+TEST(set_slot, before_the_first_step_belongs_to_that_parameter_alone) {
+  leanopt::AdamW optimizer(std::vector<Tensor>{}, 1e-2);
+  for (int round = 0; round < 50; ++round) {
+    Tensor p = leaf({3});
+    optimizer.param_groups()[0].params() = {p};
+    leanopt::set_slot(optimizer, p, "exp_avg", torch::ones({3}));
+    optimizer.param_groups()[0].params().clear();
+    p = Tensor();
+    const Tensor q = leaf({3}), before = q.detach().clone();
+    optimizer.param_groups()[0].params() = {q};
+    options_at<leanopt::AdamWOptions>(optimizer, 0).weight_decay(0);
+    q.mutable_grad() = torch::zeros({3});
+    optimizer.step();
+    ASSERT_TRUE(torch::equal(q, before)) << round;
+    optimizer.param_groups()[0].params().clear();
+  }
+}
+
+TEST(replace_parameter, undoes_itself_where_the_new_one_is_unfit) {
+  const Tensor p = leaf({4});
+  leanopt::AdamW optimizer({p}, 1e-2);
+  step_with(optimizer, {p});
+  EXPECT_TRUE(refuses([&] { leanopt::replace_parameter(optimizer, p, leaf({4}) * 2); }, {"leaf"}));
+  EXPECT_TRUE(optimizer.param_groups()[0].params()[0].is_same(p));
+  EXPECT_TRUE(has_state(optimizer, p));
+}
+
+TEST(archive_of_another_class, is_refused_by_name) {
+  const Tensor p = leaf({4});
+  stock::RMSprop theirs({p}, 1e-2);
+  step_with(theirs, {p});
+  std::stringstream stream;
+  torch::save(theirs, stream);
+  const std::string text = stream.str();
+  leanopt::AdamW adamw({p}, 1e-2);
+  leanopt::Adafactor adafactor({p}, 1e-2);
+  const auto load = [&](Optimizer& optimizer) {
+    std::istringstream in(text);
+    torch::serialize::InputArchive archive;
+    archive.load_from(in);
+    optimizer.load(archive);
+  };
+  EXPECT_TRUE(refuses([&] { load(adamw); }, {"betas", "another optimizer than adamw"}));
+  EXPECT_TRUE(refuses([&] { load(adafactor); }, {"not written by leanopt"}));
+}
+
+TEST(flushed_denormals, change_no_coefficient) {
+  const Tensor p = leaf({4}), q = leaf({4});
+  for (const Tensor& x : {p, q}) x.mutable_grad() = torch::zeros({4});
+  leanopt::AdamW a({p}, leanopt::AdamWOptions(1e-2).eps(1e-40)),
+      b({q}, leanopt::AdamWOptions(1e-2).eps(1e-40));
+  a.step();
+  at::globalContext().setFlushDenormal(true);
+  b.step();
+  EXPECT_TRUE(
+      refuses([&] { leanopt::Adafactor x({q}, leanopt::AdafactorOptions().beta2_decay(0.5)); },
+              {"beta2_decay"}));
+  leanopt::Adafactor constant({q}, leanopt::AdafactorOptions().beta2_decay(0));
+  at::globalContext().setFlushDenormal(false);
+  EXPECT_TRUE(same_bits(p.detach(), q.detach()));
 }
 
 TEST(replace_parameter, refuses_strangers) {

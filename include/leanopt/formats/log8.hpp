@@ -93,7 +93,11 @@ struct log8_blocks {
   /// value less one (so that zero wraps around and never is the smallest).
   template <class V>
   struct range {
-    ints<V> largest = ints<V>(0u), smallest = ints<V>(~0u);
+    ints<V> largest, smallest;
+    // written out: an implicit constructor would not be inlined into code for the instruction set
+    LEANOPT_HD range() : range(ints<V>(0u), ints<V>(~0u)) {}
+    LEANOPT_HD range(const ints<V>& large, const ints<V>& small)
+        : largest(large), smallest(small) {}
     template <values Range>
     LEANOPT_HD void add(const V& x) {
       if constexpr (Range == values::any) {

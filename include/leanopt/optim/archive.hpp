@@ -17,6 +17,9 @@ namespace leanopt::detail {
 /// Who wrote an archive.
 struct archive_signature {
   std::string rule, format, weights;
+  /// A group option by which LibTorch's archives of the rule are known; empty where LibTorch has no
+  /// such class.
+  std::string stock_option;
   static constexpr int version = 1;
 
   std::string text() const {
@@ -88,11 +91,15 @@ archive_contents read_archive(torch::serialize::InputArchive& archive,
   using torch::serialize::InputArchive;
   archive_contents result;
   torch::IValue value;
-  if (archive.try_read("leanopt", value)) signature.check(value.toStringRef());
   if (archive.try_read("leanopt_next_ordinal", value)) result.next_ordinal = value.toInt();
   InputArchive states, groups;
   TORCH_CHECK(archive.try_read("state", states) && archive.try_read("param_groups", groups),
               "leanopt: this is no archive of an optimizer: it lacks `state` or `param_groups`");
+  const bool ours = archive.try_read("leanopt", value);
+  if (ours) signature.check(value.toStringRef());
+  TORCH_CHECK(ours || !signature.stock_option.empty(),
+              "leanopt: the archive is of another optimizer than ", signature.rule,
+              ": it was not written by leanopt");
   torch::Tensor size;
   const auto expect = [&](std::size_t here, const std::string& what) {
     TORCH_CHECK(size.item<std::int64_t>() == std::int64_t(here), "leanopt: the archive has ",
@@ -104,6 +111,9 @@ archive_contents read_archive(torch::serialize::InputArchive& archive,
     InputArchive group, options;
     groups.read("param_groups/" + std::to_string(i), group);
     group.read("options", options);
+    TORCH_CHECK(ours || options.try_read(signature.stock_option, value),
+                "leanopt: the archive's group ", i, " has no ", signature.stock_option,
+                ": it is of another optimizer than ", signature.rule);
     result.options.push_back(options_of_group(i));
     result.options.back()->serialize(options);
     check_options(*result.options.back(), i);

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -70,6 +71,7 @@ class front : public Optimizer {
       if (!e.state) e.state = make_state(e.p);
       set_ordinal(*e.state);
     }
+    const cpu::float_environment guard;  // coefficients are part of the promise of equal bits
     run(entries);
     for (const entry& e : entries) {  // nothing below can throw
       count_step(*e.state);
@@ -127,6 +129,12 @@ class front : public Optimizer {
     next_ordinal_ = read.next_ordinal;
   }
 
+  /// State is keyed by the address of a TensorImpl; a weak reference keeps that address, but no
+  /// data, from being given to another tensor while we know it.
+  void pin(const Tensor& p) { owners_.try_emplace(p.unsafeGetTensorImpl(), p.getIntrusivePtr()); }
+  /// @throws when a parameter in the lists is unfit, there twice, or overlaps another.
+  void check_groups() const { check_lists(); }
+
   using change = std::function<Tensor(const Tensor&)>;
   /// Applies `f` to every slot of `p` that has a row per row of it; `rows` is the new number of
   /// rows.
@@ -162,8 +170,9 @@ class front : public Optimizer {
     const place where = find(p);
     TORCH_CHECK(known->fits(int(p.dim())), "leanopt: set_slot: ", where, " has ", p.dim(),
                 " dimensions and no slot ", name);
-    TORCH_CHECK(known->range == values::any || !value.lt(0).any().item<bool>(),
-                "leanopt: set_slot: ", name, " of ", where, " cannot be negative");
+    TORCH_CHECK(
+        known->range == values::any || value.is_complex() || !value.lt(0).any().item<bool>(),
+        "leanopt: set_slot: ", name, " of ", where, " cannot be negative");
     const auto sizes = slot_sizes(*known, p);
     TORCH_CHECK(value.sizes() == at::IntArrayRef(sizes), "leanopt: set_slot: ", name, " of ", where,
                 " has sizes ", at::IntArrayRef(sizes), ", the value ", value.sizes());
@@ -326,10 +335,10 @@ class front : public Optimizer {
 
  private:
   /// A tensor and its memory, which set_data() changes.
-  using identity = std::pair<const void*, const void*>;
+  using identity = std::tuple<const void*, const void*, std::int64_t>;
   static identity identity_of(const Tensor& p) {
     const auto* impl = p.unsafeGetTensorImpl();
-    return {impl, impl->has_storage() ? p.storage().unsafeGetStorageImpl() : nullptr};
+    return {impl, impl->has_storage() ? p.data_ptr() : nullptr, p.defined() ? p.numel() : 0};
   }
 
   using converted = std::vector<std::unique_ptr<OptimizerOptions>>;
@@ -343,6 +352,7 @@ class front : public Optimizer {
   OptimizerParamState* make_state(const Tensor& p) {
     auto fresh = new_state();
     OptimizerParamState* s = fresh.get();
+    pin(p);
     state_[p.unsafeGetTensorImpl()] = std::move(fresh);
     return s;
   }
@@ -350,7 +360,8 @@ class front : public Optimizer {
   void set_ordinal(OptimizerParamState& s) {
     if (what_.kind != state_kind::ours) return;
     auto& own = static_cast<ParamState&>(s);
-    if (own.ordinal() < 0) own.ordinal(next_ordinal_++);
+    if (own.ordinal() < 0) own.ordinal(next_ordinal_);
+    next_ordinal_ = std::max(next_ordinal_, own.ordinal() + 1);
   }
   std::vector<Tensor> decoded(const OptimizerParamState& s, const Tensor& p) const {
     if (what_.kind != state_kind::ours) return {};
@@ -465,10 +476,6 @@ class front : public Optimizer {
                 "; a parameter of shape ", p.sizes(), " needs shape ", at::IntArrayRef(sizes),
                 ", floating-point moments or contiguous codes, on ", p.device());
   }
-
-  /// State is keyed by the address of a TensorImpl; a weak reference keeps that address, but no
-  /// data, from being given to another tensor while we know it.
-  void pin(const Tensor& p) { owners_.try_emplace(p.unsafeGetTensorImpl(), p.getIntrusivePtr()); }
 
   void check_lists() const {
     std::vector<span> memory;

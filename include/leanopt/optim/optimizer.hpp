@@ -84,11 +84,12 @@ class optimizer : public detail::front {
     return out;
   }
   void assign(OptimizerParamGroup& group, std::unique_ptr<OptimizerOptions> o) override {
-    if (group.has_options() &&
-        is_own(group.options()))  // references to a group's options stay valid
+    if (!group.has_options())
+      group.set_options(std::move(o));
+    else if (is_own(group.options()))  // assigned in place: references to them stay valid
       static_cast<Options&>(group.options()) = static_cast<Options&>(*o);
     else
-      group.set_options(std::move(o));
+      static_cast<Stock&>(group.options()) = static_cast<const Stock&>(*o);
   }
   bool is_own(const OptimizerOptions& o) const override {
     return dynamic_cast<const Options*>(&o) != nullptr;
@@ -120,7 +121,8 @@ class optimizer : public detail::front {
 
   static detail::description describe() {
     using detail::codec;
-    detail::description d{{Rule::name, Format::name, Weights::name}, {}, {}, {}, false};
+    detail::description d{{Rule::name, Format::name, Weights::name, ""}, {}, {}, {}, false};
+    if constexpr (!std::is_void_v<StockState>) d.who.stock_option = "betas";
     d.kind = detail::kind_of<State>;
     if constexpr (Rule::elementwise) {
       using all = typename Rule::template formula<!Format::compressed>;

@@ -89,8 +89,9 @@ inline void copy(const field& from, const field& to) {
 inline double number_of(const std::optional<double>& v) {
   return v.value_or(std::numeric_limits<double>::quiet_NaN());
 }
-inline std::optional<double> optional_of(double v) {
-  return v == v ? std::optional<double>(v) : std::nullopt;
+inline std::optional<double> optional_of(double v) {  // by bits: under -ffast-math no v is NaN
+  const bool is_nan = (bit_cast<std::uint64_t>(v) & ~(1ull << 63)) > 0x7ff0000000000000ull;
+  return is_nan ? std::nullopt : std::optional<double>(v);
 }
 inline void write(torch::serialize::OutputArchive& archive, const fields_list& fields) {
   for (const field& f : fields) {

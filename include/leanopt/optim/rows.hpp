@@ -117,15 +117,28 @@ inline void replace_parameter(Optimizer& optimizer, const Tensor& old, const Ten
   TORCH_CHECK(!detail::holds(optimizer, fresh),
               "leanopt: replace_parameter: the new parameter is in the optimizer already");
   const Tensor before = old;  // `old` may be the element of the list that is replaced below
+  const auto swap = [&](const Tensor& from, const Tensor& to) {
+    for (auto& g : optimizer.param_groups())
+      for (auto& p : g.params())
+        if (p.is_same(from)) p = to;
+  };
+  auto* ours = dynamic_cast<detail::front*>(&optimizer);
+  swap(before, fresh);
+  if (ours) {
+    try {
+      ours->check_groups();
+    } catch (...) {
+      swap(fresh, before);
+      throw;
+    }
+    ours->pin(fresh);
+  }
   if (const auto it = optimizer.state().find(before.unsafeGetTensorImpl());
       it != optimizer.state().end()) {
     auto state = std::move(it->second);
     optimizer.state().erase(it);
     optimizer.state()[fresh.unsafeGetTensorImpl()] = std::move(state);
   }
-  for (auto& g : optimizer.param_groups())
-    for (auto& p : g.params())
-      if (p.is_same(before)) p = fresh;
 }
 
 /// A copy of the slot `name` of `param` in full precision, decoded where it is compressed;

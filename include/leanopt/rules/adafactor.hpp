@@ -196,7 +196,7 @@ struct adafactor {
     }
   };
 
-  static constexpr range not_positive{-INFINITY, std::numeric_limits<double>::denorm_min()};
+  static constexpr range not_positive{-INFINITY, std::numeric_limits<double>::min()};
   static constexpr range one_or_more{1, INFINITY};
 
   /// What the reductions of a step need; `epsilon` is that of the parameter's type.
