@@ -37,7 +37,9 @@ FetchContent_MakeAvailable(googletest)
 function(leanopt_developer_flags target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Werror)
   if(LEANOPT_SANITIZE)
-    set(flags -fsanitize=${LEANOPT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    # g++ 12 sees uninitialized memory in the standard library once it instruments it.
+    set(flags -fsanitize=${LEANOPT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer
+              -Wno-maybe-uninitialized)
     target_compile_options(${target} PRIVATE ${flags})
     target_link_options(${target} PRIVATE ${flags})
   endif()
