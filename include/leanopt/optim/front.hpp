@@ -132,9 +132,6 @@ class front : public Optimizer {
   /// State is keyed by the address of a TensorImpl; a weak reference keeps that address, but no
   /// data, from being given to another tensor while we know it.
   void pin(const Tensor& p) { owners_.try_emplace(p.unsafeGetTensorImpl(), p.getIntrusivePtr()); }
-  /// @throws when a parameter in the lists is unfit, there twice, or overlaps another.
-  void check_groups() const { check_lists(); }
-
   using change = std::function<Tensor(const Tensor&)>;
   /// Applies `f` to every slot of `p` that has a row per row of it; `rows` is the new number of
   /// rows.
@@ -477,6 +474,8 @@ class front : public Optimizer {
                 ", floating-point moments or contiguous codes, on ", p.device());
   }
 
+ public:
+  /// @throws when a parameter in the lists is unfit, there twice, or overlaps another.
   void check_lists() const {
     std::vector<span> memory;
     std::unordered_map<void*, place> known;
@@ -506,6 +505,8 @@ class front : public Optimizer {
       open.push_back(&s);
     }
   }
+
+ private:
   /// From the first byte of a parameter to its last.
   struct span {
     std::uintptr_t begin, end;

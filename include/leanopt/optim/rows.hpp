@@ -126,7 +126,7 @@ inline void replace_parameter(Optimizer& optimizer, const Tensor& old, const Ten
   swap(before, fresh);
   if (ours) {
     try {
-      ours->check_groups();
+      ours->check_lists();
     } catch (...) {
       swap(fresh, before);
       throw;
