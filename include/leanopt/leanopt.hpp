@@ -3,6 +3,9 @@
 #pragma once
 
 #include <leanopt/config.hpp>
+#include <leanopt/engine/quantize.hpp>
+#include <leanopt/formats/bfloat16.hpp>
+#include <leanopt/formats/dynamic8.hpp>
 #include <leanopt/formats/full.hpp>
 #include <leanopt/formats/log8.hpp>
 #include <leanopt/memory/size.hpp>
@@ -11,6 +14,8 @@
 #include <leanopt/rules/adafactor.hpp>
 #include <leanopt/rules/adam.hpp>
 #include <leanopt/weights/plain.hpp>
+#include <leanopt/weights/split.hpp>
+#include <leanopt/weights/stochastic.hpp>
 
 namespace leanopt {
 

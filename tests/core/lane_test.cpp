@@ -504,6 +504,38 @@ TEST(Lane, EveryWordOf16BitsIsLoadedAndStored) {
   }
 }
 
+struct look_up_kernel {
+  template <int Width>
+  LEANOPT_INLINE static void run(const std::uint32_t* table, const std::uint16_t* at, float* out,
+                                 std::size_t n) {
+    using leanopt::real;
+    using V = lanes_of<Width, float>;
+    using L = lane_traits<V>;
+    for (std::size_t i = 0; i < n; i += L::count)
+      L::store(out + i, V(real(L::look_up(table, L::load_words(at + i)))));
+  }
+};
+TEST(Lane, LooksUpOneNumberPerLane) {
+  patterns::source random(6);
+  for (const std::uint32_t size : {1u, 2u, 256u, 0xc01u, 0x10000u}) {
+    std::vector<std::uint32_t> table(size + 2, 0xdeadbeefu);  // what is around it is not read
+    for (std::uint32_t i = 1; i <= size; ++i) table[i] = std::uint32_t(random.word());
+    std::vector<std::uint16_t> places(4096);
+    for (auto& one : places) one = std::uint16_t(random.below(size));
+    places[5] = 0;
+    places[77] = std::uint16_t(size - 1);
+    for (const level l : levels::all_here()) {
+      std::vector<float> out(places.size());
+      launch<look_up_kernel>(l, static_cast<const std::uint32_t*>(table.data() + 1),
+                             static_cast<const std::uint16_t*>(places.data()), out.data(),
+                             places.size());
+      for (std::size_t i = 0; i < places.size(); ++i)
+        ASSERT_EQ(patterns::cast<std::uint32_t>(out[i]), table[1 + places[i]])
+            << places[i] << at(l);
+    }
+  }
+}
+
 struct mixed_width_kernel {
   template <int Width>
   LEANOPT_INLINE static void run(const float* from, const double* wide_from, double* wide,
@@ -716,6 +748,56 @@ TEST(Number, FloatsAreRoundedToTheNearestBfloat16) {
   check_narrow<leanopt::bfloat16_bits>(bfloat16);
 }
 TEST(Number, FloatsAreRoundedToTheNearestFloat16) { check_narrow<leanopt::float16_bits>(float16); }
+
+/// What is kept of x after the lowest `dropped` bits were rounded by random ones of their number:
+/// up if those reach what x lacks of the next number, which has to be finite.
+std::uint32_t rounded(std::uint32_t x, std::uint32_t random, int dropped) {
+  const std::uint32_t sign = x & 0x80000000u, magnitude = x & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return (sign | 0x7fc00000u) >> dropped;
+  const std::uint32_t cell = 1u << dropped, rest = magnitude % cell, below = magnitude - rest;
+  const bool is_up = (random >> (32 - dropped)) >= cell - rest && below + cell < 0x7f800000u;
+  return (sign | (is_up ? below + cell : below)) >> dropped;
+}
+template <int Dropped>
+struct dither_kernel {
+  template <int Width>
+  LEANOPT_INLINE static void run(const float* from, const float* random, float* out,
+                                 std::size_t n) {
+    using leanopt::bits;
+    using leanopt::real;
+    using V = lanes_of<Width, float>;
+    using L = lane_traits<V>;
+    for (std::size_t i = 0; i < n; i += L::count)
+      L::store(out + i,
+               V(real(leanopt::dither(L::load(from + i), bits(L::load(random + i)), Dropped) >>
+                      Dropped)));
+  }
+};
+template <int Dropped>
+void check_dither() {
+  const std::vector<float> from = patterns_to_narrow();
+  patterns::source random(8);
+  std::vector<float> draws(from.size()), out(from.size());
+  for (std::size_t i = 0; i < draws.size(); ++i) {
+    const std::uint32_t ends[] = {0, 0xffffffffu, std::uint32_t(random.word()),
+                                  std::uint32_t(random.word())};
+    draws[i] = patterns::cast<float>(ends[i % 4]);
+  }
+  for (const level l : levels::all_here()) {
+    launch<dither_kernel<Dropped>>(l, from.data(), static_cast<const float*>(draws.data()),
+                                   out.data(), from.size());
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      const auto x = patterns::cast<std::uint32_t>(from[i]);
+      const auto draw = patterns::cast<std::uint32_t>(draws[i]);
+      ASSERT_EQ(patterns::cast<std::uint32_t>(out[i]), rounded(x, draw, Dropped))
+          << std::hex << x << " by " << draw << at(l);
+    }
+  }
+}
+TEST(Number, FloatsAreRoundedByRandomBits) {
+  check_dither<8>();
+  check_dither<16>();
+}
 
 TEST(Number, TheReferenceKnowsTheLandmarks) {  // what is compared with must be right by itself
   EXPECT_EQ(float16.nearest(patterns::cast<std::uint32_t>(1.0f)), 0x3c00u);

@@ -174,23 +174,26 @@ TEST(Word, NeighbouringTensorsShareNothing) {  // block i of one, block i of the
 
 struct lattice_kernel {
   template <int Width>
-  LEANOPT_INLINE static void run(std::uint32_t word, float* out, std::size_t n) {
+  LEANOPT_INLINE static void run(std::uint32_t word, std::uint32_t first, float* out,
+                                 std::size_t n) {
     using leanopt::real;
     using V = leanopt::cpu::detail::lanes_of<Width, float>;
     using L = leanopt::lane_traits<V>;
-    leanopt::lattice<V> draws(word);
+    leanopt::lattice<V> draws(word, first);
     for (std::size_t i = 0; i < n; i += L::count) L::store(out + i, V(real(draws.next())));
   }
 };
-TEST(Lattice, IsTheSameAtEveryWidth) {
+TEST(Lattice, IsTheSameAtEveryWidthAndFromAnyElementOn) {
   for (const auto l : levels::all_here())
-    for (const std::uint32_t word : {0u, 1u, 0x80000000u, 0xdeadbeefu}) {
-      std::vector<float> out(256);
-      leanopt::cpu::detail::launch<lattice_kernel, leanopt::cpu::level::avx512>(l, word, out.data(),
-                                                                                out.size());
-      for (std::uint32_t j = 0; j < 256; ++j)
-        ASSERT_EQ(patterns::cast<std::uint32_t>(out[j]), draw(word, j)) << leanopt::cpu::name_of(l);
-    }
+    for (const std::uint32_t word : {0u, 1u, 0x80000000u, 0xdeadbeefu})
+      for (const std::uint32_t first : {0u, 1u, 31u, 32u, 255u}) {
+        std::vector<float> out(256);
+        leanopt::cpu::detail::launch<lattice_kernel, leanopt::cpu::level::avx512>(
+            l, word, first, out.data(), out.size());
+        for (std::uint32_t j = 0; j < 256; ++j)
+          ASSERT_EQ(patterns::cast<std::uint32_t>(out[j]), draw(word, first + j))
+              << "element " << first << " + " << j << ", " << leanopt::cpu::name_of(l);
+      }
 }
 
 TEST(Lattice, SpreadsTheDrawsOfABlockEvenly) {

@@ -1,8 +1,11 @@
 // The optimizers as their users meet them, in runs that can be repeated under other conditions:
 // another instruction set, another number of threads, another gradient. Tensors are filled with bit
 // patterns, because LibTorch's generators and casts depend on some of these conditions. The classes
-// are named in level_test.cpp, so that one unit alone pays for compiling every kernel of theirs.
+// are named in level_test.cpp, those by template in more_classes.cpp, so that two units alone pay
+// for compiling every kernel of theirs.
 #pragma once
+
+#include <leanopt/core/option.hpp>
 
 #include "tests/support/patterns.hpp"
 
@@ -19,16 +22,48 @@ namespace classes {
 
 using torch::Tensor;
 using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
 
 /// One of the classes with one set of options.
 struct subject {
   std::string name;
-  std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>)> make;
+  bool takes_float16;
+  std::function<std::unique_ptr<Optimizer>(std::vector<OptimizerParamGroup>, leanopt::nonfinite)>
+      make_groups;
+  /// Options for a group of its own.
+  std::function<std::unique_ptr<torch::optim::OptimizerOptions>(leanopt::nonfinite)> options;
+
+  std::unique_ptr<Optimizer> make(std::vector<Tensor> parameters,
+                                  leanopt::nonfinite what = leanopt::nonfinite::propagate) const {
+    return make_groups({OptimizerParamGroup(std::move(parameters))}, what);
+  }
 };
+template <class Class>
+subject subject_of(std::string name, typename Class::Options options, bool takes_float16 = true) {
+  return {std::move(name), takes_float16,
+          [options](std::vector<OptimizerParamGroup> groups, leanopt::nonfinite what) {
+            auto o = options;
+            return std::make_unique<Class>(std::move(groups), o.nonfinite(what));
+          },
+          [options](leanopt::nonfinite what) {
+            auto o = options;
+            return std::make_unique<typename Class::Options>(o.nonfinite(what));
+          }};
+}
+/// Those of more_classes.cpp, and all.
+std::vector<subject> more();
 std::vector<subject> all();
 
 /// What an optimizer keeps of a parameter, by name; empty before its first step.
 std::vector<std::pair<std::string, Tensor>> state_of(Optimizer& optimizer, const Tensor& p);
+/// A slot of it as numbers.
+Tensor slot_of(Optimizer& optimizer, const Tensor& p, const std::string& name);
+/// How many steps it counts; 0 without a state.
+std::int64_t steps_of(Optimizer& optimizer, const Tensor& p);
+struct skipped {
+  std::int64_t elements, steps;
+};
+skipped skipped_by(const Optimizer& optimizer);
 
 /// A contiguous tensor of made-up numbers; 16-bit ones have magnitudes from 2^-13 to 2 in any case.
 inline Tensor made(std::vector<std::int64_t> sizes, torch::ScalarType type, std::uint64_t seed,
@@ -77,7 +112,8 @@ inline void add(patterns::digest& d, const Tensor& t) {
   switch (x.scalar_type()) {
     case torch::kDouble: return d.add(x.data_ptr<double>(), n);
     case torch::kFloat: return d.add(x.data_ptr<float>(), n);
-    case torch::kByte: return d.add(x.data_ptr<std::uint8_t>(), n);
+    case torch::kByte:
+    case torch::kChar: return d.add(static_cast<const std::uint8_t*>(x.data_ptr()), n);
     default: return d.add(static_cast<const std::uint16_t*>(x.data_ptr()), n);
   }
 }

@@ -1,6 +1,7 @@
 // log8 against its definition, restated here in plain code of one number at a time. What a code
 // means and how a number becomes one is tested for every base and mantissa width; what a block does
 // with its statistics, rare values and random bits through the engine, at every instruction set.
+// What all formats have in common is tested in tests/conformance.
 
 #include <leanopt/engine/cpu.hpp>
 #include <leanopt/formats/log8.hpp>
@@ -493,49 +494,6 @@ TEST(Log8Block, KeepsWhatIsNotFiniteFromItsNeighbours) {
           ASSERT_TRUE(j == at || (clean.m[j] == dirty.m[j] && clean.v[j] == dirty.v[j]))
               << where << ", element " << j;
       }
-}
-
-TEST(Log8Block, TailIsABlockOfItsOwn) {
-  std::vector<float> m, v;
-  make_moments(3, 300, kind::normal, m, v);
-  const auto whole = encode_all<log8>(level::scalar, m, v, 9);
-  m.resize(256);
-  v.resize(256);
-  const auto first = encode_all<log8>(level::scalar, m, v, 9);
-  EXPECT_EQ(whole.header_m[0], first.header_m[0]);
-  EXPECT_TRUE(std::equal(first.m.begin(), first.m.begin() + 256, whole.m.begin()));
-  EXPECT_TRUE(std::equal(first.v.begin(), first.v.begin() + 256, whole.v.begin()));
-}
-
-/// The mean of many steps' roundings is the value: errors as a number of standard deviations.
-TEST(Log8Block, IsUnbiasedFromStepToStep) {
-  std::vector<float> m, v;
-  make_moments(4, 256, kind::normal, m, v);
-  constexpr int steps = 4000;
-  std::vector<double> sum(512), squares(512);
-  for (int step = 0; step < steps; ++step) {
-    encoded e = encode_all<log8>(levels::all_here().back(), m, v,
-                                 leanopt::random_key(1, std::uint64_t(step), 0));
-    const auto decoded = decode_all<log8>(level::scalar, e, 256);
-    for (std::size_t j = 0; j < 512; ++j) {
-      const double error = j < 256 ? double(decoded[0][j]) - double(m[j])
-                                   : double(decoded[1][j - 256]) - double(v[j - 256]);
-      sum[j] += error;
-      squares[j] += error * error;
-    }
-  }
-  double mean_square = 0, largest = 0;
-  int counted = 0;
-  for (std::size_t j = 0; j < 512; ++j) {
-    if (squares[j] == 0) continue;  // a value on the lattice has no error
-    const double z = sum[j] / std::sqrt(squares[j]);
-    mean_square += z * z;
-    largest = std::max(largest, std::abs(z));
-    ++counted;
-  }
-  ASSERT_GT(counted, 400);
-  EXPECT_LT(mean_square / counted, 1.3);  // 1 for independent roundings
-  EXPECT_LT(largest, 5);
 }
 
 }  // namespace

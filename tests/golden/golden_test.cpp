@@ -114,12 +114,14 @@ void assign_adafactor_eps(leanopt::AdafactorOptions& options, const std::string&
   options.eps(std::make_tuple(eps1, eps2));
 }
 
-std::optional<std::string> exclude_adam(const golden::recorded_case& recorded, number_type type) {
-  if (type != number_type::bf16) return std::nullopt;
+/// Whether the peer was run with its fused kernel, which computes in float32 and rounds once.
+bool is_fused(const golden::recorded_case& recorded) {
   const auto fused = recorded.constructor.find("fused");
-  if (fused != recorded.constructor.end() && golden::parse_boolean(fused->second)) {
-    return "needs state in bfloat16";
-  }
+  return fused != recorded.constructor.end() && golden::parse_boolean(fused->second);
+}
+
+std::optional<std::string> exclude_adam(const golden::recorded_case&, number_type type) {
+  if (type != number_type::bf16) return std::nullopt;
   return "no target: the for-loop rounds every operation to bfloat16";
 }
 
@@ -157,6 +159,35 @@ struct adamw_peer : adam_peer {
     return view_adam_state<torch::optim::AdamWParamState>(stored);
   }
 };
+
+/// bfloat16 parameters and moments, those without elements too, as the fused kernel has them.
+template <class Optimizer>
+struct fused_peer {
+  using optimizer = Optimizer;
+  using options = typename Optimizer::Options;
+
+  static options defaults() { return options().min_compressed_elements(0); }
+  static void assign(options& target, const std::string& key, const std::string& value) {
+    assign_adam_option(target, key, value);
+  }
+  static std::string our_name(const std::string& field) { return field; }
+  static parameter_state view(const torch::optim::OptimizerParamState& stored) {
+    return view_named_state(stored);
+  }
+  static std::optional<std::string> exclude(const golden::recorded_case& recorded, number_type) {
+    for (const golden::settings& group : recorded.groups) {
+      const auto amsgrad = group.find("amsgrad");
+      if (amsgrad != group.end() && golden::parse_boolean(amsgrad->second))
+        return "no target: amsgrad is kept in full precision only";
+    }
+    return std::nullopt;
+  }
+  static double allowed(const golden::tensor_record&, number_type) {
+    return tolerance::golden_fused_bf16;
+  }
+};
+using fused_adam_peer = fused_peer<leanopt::basic_adam<leanopt::formats::bfloat16>>;
+using fused_adamw_peer = fused_peer<leanopt::basic_adamw<leanopt::formats::bfloat16>>;
 
 struct torch_adafactor_peer {
   using optimizer = leanopt::Adafactor;
@@ -449,9 +480,12 @@ void run_case(const golden::recorded_case& recorded, tally& count, verdict& resu
 }
 
 void dispatch_case(const golden::recorded_case& recorded, tally& count, verdict& result) {
+  const bool is_bf16 = golden::type_suffix(recorded.name) == "bf16";
   if (recorded.peer == "torch.optim.Adam") {
+    if (is_bf16 && is_fused(recorded)) return run_case<fused_adam_peer>(recorded, count, result);
     run_case<adam_peer>(recorded, count, result);
   } else if (recorded.peer == "torch.optim.AdamW") {
+    if (is_bf16 && is_fused(recorded)) return run_case<fused_adamw_peer>(recorded, count, result);
     run_case<adamw_peer>(recorded, count, result);
   } else if (recorded.peer == "torch.optim.Adafactor") {
     run_case<torch_adafactor_peer>(recorded, count, result);

@@ -152,6 +152,40 @@ TEST(reader, decodes_every_type) {
   EXPECT_EQ(parsed.checkpoints[0].integers.at(0).value, 1);
 }
 
+const std::string function_file = R"(golden 1
+case a.function
+peer some.function 1.0
+opt map signed
+input 3 abs x 3 1 -2 0.5
+tensor output codes u8 1 3
+00ff10
+end
+)";
+
+TEST(reader, keeps_what_a_function_made_of_an_input) {
+  const golden::recorded_case parsed = read(function_file).at(0);
+  EXPECT_EQ(parsed.options, (golden::settings{{"map", "signed"}}));
+  EXPECT_EQ(parsed.input, (std::vector<double>{1, 2, 0.5}));
+  ASSERT_EQ(parsed.tensors.size(), 1u);
+  const golden::tensor_record* codes = golden::find(parsed.tensors, "output", "codes");
+  ASSERT_EQ(codes, &parsed.tensors[0]);
+  EXPECT_EQ(codes->values, (std::vector<double>{0, 255, 16}));
+  EXPECT_EQ(golden::find(parsed.tensors, "output", "absmax"), nullptr);
+}
+
+TEST(reader, tells_functions_from_optimizers) {
+  const auto expect_refused = [](std::string text, const std::string& what, const std::string& by) {
+    EXPECT_THROW(read(text.replace(text.find(what), what.size(), by)), std::runtime_error) << by;
+  };
+  expect_refused(function_file, "end\n", "steps 1\nend\n");
+  expect_refused(function_file, "tensor output", "after 1\ntensor output");
+  expect_refused(function_file, "tensor output codes u8 1 3\n00ff10\n", "");
+  expect_refused(function_file, "abs", "negated");
+  expect_refused(whole_file, "group 0\n", "opt map signed\ngroup 0\n");
+  expect_refused(whole_file, "group 0\n", "input 1 plain c 1\ngroup 0\n");
+  expect_refused(whole_file, "group 0\n", "tensor output codes u8 1 1\n00\ngroup 0\n");
+}
+
 struct damage {
   std::string label;
   std::string what;

@@ -8,6 +8,7 @@
 
 #include <torch/torch.h>
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -16,6 +17,8 @@ namespace {
 
 using torch::Tensor;
 using torch::optim::Optimizer;
+namespace formats = leanopt::formats;
+namespace weights = leanopt::weights;
 
 // One matrix that is compressed, one that stays in full precision, a vector.
 constexpr std::int64_t large = 100 * 50, small = 8 * 6, vector = 10, all = large + small + vector;
@@ -117,6 +120,43 @@ TEST(size, of_adafactor_is_its_factors) {
        4 * (factors + rest) + large + 2 * blocks + 12 * parameters, factors + all + parameters});
 }
 
+TEST(size, of_dynamic8_has_wider_headers_and_code_books_once) {
+  using formats::dynamic8;
+  const std::int64_t rest = small + vector, moments = 2 * all + parameters;
+  constexpr std::int64_t books = 2 * 256;
+  expect_size<leanopt::basic_adamw<dynamic8>>(
+      1e-3, {moments + 2 * blocks + books,
+             2 * (large + 4 * blocks) + 4 * (2 * rest + books) + 8 * parameters, moments});
+  const std::int64_t every_block = blocks + 1 + 1;
+  using O = leanopt::options_of<leanopt::basic_adamw<dynamic8>>;
+  expect_size<leanopt::basic_adamw<dynamic8>>(
+      O(1e-3).min_compressed_elements(1),
+      {moments + 2 * every_block + books, 2 * (all + 4 * every_block) + 4 * books + 8 * parameters,
+       moments});
+  expect_size<leanopt::basic_adamw<dynamic8>>(O(1e-3).min_compressed_elements(large + 1),
+                                              {moments, 4 * 2 * all + 8 * parameters, moments});
+}
+
+TEST(size, of_bfloat16_state_is_two_bytes_a_moment) {
+  const std::int64_t moments = 2 * all + parameters;
+  using optimizer = leanopt::basic_adamw<formats::bfloat16_stochastic>;
+  expect_size<optimizer>(leanopt::options_of<optimizer>(1e-3).min_compressed_elements(1),
+                         {moments, 2 * 2 * all + 8 * parameters, moments});
+}
+
+/// Residual bits are numbers of the state, and no moments.
+TEST(size, of_split_weights_has_their_residual) {
+  const std::int64_t moments = 2 * all + parameters;
+  using split24 = leanopt::basic_adamw<formats::full, weights::split24>;
+  using split32 = leanopt::basic_adamw<formats::full, weights::split32>;
+  using stochastic = leanopt::basic_adamw<formats::full, weights::stochastic>;
+  const std::int64_t bytes = 4 * 2 * all + 4 * parameters;
+  expect_size<split24>(1e-3, {moments + all, bytes + all, moments}, torch::kBFloat16);
+  expect_size<split32>(1e-3, {moments + all, bytes + 2 * all, moments}, torch::kBFloat16);
+  expect_size<stochastic>(1e-3, {moments, bytes, moments}, torch::kBFloat16);
+  expect_size<split24>(1e-3, {moments, bytes, moments}, torch::kFloat32);
+}
+
 TEST(size, of_the_stock_classes) {
   using namespace torch::optim;
   expect_size<SGD>(SGDOptions(0.1), {0, 0, 0});
@@ -173,6 +213,21 @@ TEST(size, of_an_unknown_state_is_an_error) {
   EXPECT_THROW(leanopt::compute_optimizer_size(optimizer), c10::Error);
 }
 
+TEST(size, per_parameter_is_known_to_the_compiler) {
+  using namespace leanopt;
+  static_assert(bytes_per_parameter<torch::optim::AdamW> == 8);
+  static_assert(bytes_per_parameter<AdamW> == 8);
+  static_assert(bytes_per_parameter<Adafactor> == 0);
+  static_assert(bytes_per_parameter<AdamW8bit> == 2 + 4.0 / 256);
+  static_assert(bytes_per_parameter<basic_adamw<formats::log8_blocks<64>>> == 2 + 4.0 / 64);
+  static_assert(bytes_per_parameter<basic_adamw<formats::dynamic8>> == 2 + 8.0 / 256);
+  static_assert(bytes_per_parameter<basic_adamw<formats::bfloat16>> == 4);
+  static_assert(bytes_per_parameter<basic_adamw<formats::log8, weights::split24>> == 3 + 4.0 / 256);
+  static_assert(bytes_per_parameter<basic_adamw<formats::full, weights::split32>> == 10);
+  static_assert(bytes_per_parameter<basic_adafactor<formats::log8, weights::split24>> ==
+                2 + 2.0 / 256);
+}
+
 TEST(size, before_training_is_estimated_from_the_number_of_parameters) {
   constexpr std::int64_t n = 65'783'042;
   EXPECT_DOUBLE_EQ(leanopt::estimate_optimizer_size<leanopt::AdamW>(n), 8.0 * n / (1024 * 1024));
@@ -184,12 +239,16 @@ TEST(size, before_training_is_estimated_from_the_number_of_parameters) {
 
 // The figures that the README shows, exactly: those of Python's classes for the same model, but for
 // the 8-bit headers.
-template <class Class>
-void expect_distilbert(leanopt::options_of<Class> options, expectation expected) {
+std::vector<Tensor> distilbert(torch::Dtype type) {
   std::vector<Tensor> params;
   for (const auto& sizes : model_sizes::load_shapes(LEANOPT_TEST_DATA "/distilbert_shapes.txt"))
-    params.push_back(torch::zeros(sizes).set_requires_grad(true));
-  ASSERT_EQ(params.size(), 104u);
+    params.push_back(torch::zeros(sizes, type).set_requires_grad(true));
+  EXPECT_EQ(params.size(), 104u);
+  return params;
+}
+template <class Class>
+void expect_distilbert(leanopt::options_of<Class> options, expectation expected) {
+  const auto params = distilbert(torch::kFloat32);
   Class optimizer(params, options);
   for (const Tensor& p : params) p.mutable_grad() = torch::ones_like(p);
   optimizer.step();
@@ -202,9 +261,37 @@ TEST(size, of_distilbert_is_that_of_the_python_classes) {
   expect_distilbert<torch::optim::AdamW>(1e-3, {131'566'188, 526'264'752, 131'566'188});
   expect_distilbert<leanopt::AdamW>(1e-3, {131'566'188, 526'264'752, 131'566'188});
   expect_distilbert<leanopt::AdamW8bit>(1e-3, {132'079'620, 132'976'256, 131'566'188});
+  expect_distilbert<leanopt::basic_adamw<formats::dynamic8>>(
+      1e-3, {132'080'132, 134'005'168, 131'566'188});
   expect_distilbert<leanopt::Adafactor>(1e-2, {178'608, 714'432, 178'608});
   expect_distilbert<leanopt::Adafactor>(leanopt::AdafactorOptions::hugging_face(),
                                         {178'712, 715'264, 178'608});
+}
+
+/// Bytes per parameter of all that training holds of bfloat16 parameters: themselves, their
+/// gradients and the state.
+template <class Class>
+double of_training(const std::vector<Tensor>& params) {
+  Class optimizer(params);
+  double bytes = 0, count = 0;
+  for (const Tensor& p : params) {
+    p.mutable_grad() = torch::zeros_like(p).detach();
+    bytes += double(p.nbytes() + p.grad().nbytes());
+    count += double(p.numel());
+  }
+  optimizer.step();
+  return (bytes + leanopt::compute_optimizer_size(optimizer).megabytes * (1 << 20)) / count;
+}
+TEST(size, of_training_is_six_or_seven_bytes_with_24_bit_weights) {
+  using adafactor = leanopt::basic_adafactor<formats::log8, weights::split24>;
+  using adamw = leanopt::basic_adamw<formats::log8, weights::split24>;
+  const std::vector<Tensor> matrix = {
+      torch::zeros({4096, 4096}, torch::kBFloat16).set_requires_grad(true)};
+  const auto rounded = [](double x) { return std::round(100 * x) / 100; };
+  EXPECT_EQ(rounded(of_training<adafactor>(matrix)), 6.01);
+  EXPECT_EQ(rounded(of_training<adamw>(matrix)), 7.02);
+  EXPECT_EQ(rounded(of_training<adafactor>(distilbert(torch::kBFloat16))), 6.02);
+  EXPECT_EQ(rounded(of_training<adamw>(distilbert(torch::kBFloat16))), 7.02);
 }
 
 }  // namespace

@@ -257,7 +257,8 @@ TEST(options, are_printed_field_by_field) {
   std::ostringstream adamw_text, adafactor_text;
   adamw_text << leanopt::AdamWOptions(0.5).maximize(true);
   EXPECT_EQ(adamw_text.str(),
-            "lr=0.5 betas=(0.9, 0.999) eps=1e-08 weight_decay=0.01 amsgrad=0 maximize=1");
+            "lr=0.5 betas=(0.9, 0.999) eps=1e-08 weight_decay=0.01 amsgrad=0 maximize=1 "
+            "nonfinite=propagate");
   adafactor_text << leanopt::AdafactorOptions(0.5);
   for (const char* part :
        {"lr=0.5", "eps=(unset, 0.001)", "beta1=unset", "beta2_decay=-0.8", "d=1"})

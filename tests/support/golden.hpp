@@ -111,6 +111,7 @@ struct checkpoint {
   std::vector<integer_record> integers;
 };
 
+/// What an optimizer did; or, without parameters, what a function made of an input.
 struct recorded_case {
   std::string name;
   std::string peer;
@@ -121,7 +122,26 @@ struct recorded_case {
   std::vector<assignment> assignments;
   std::int64_t steps = 0;
   std::vector<checkpoint> checkpoints;
+
+  // Of a function: its options, its input where a rule gives it, and what was recorded.
+  settings options;
+  std::vector<double> input;
+  std::vector<tensor_record> tensors;
 };
+
+/// The record of one field, or nothing.
+inline const tensor_record* find(const std::vector<tensor_record>& records,
+                                 const std::string& parameter, const std::string& field) {
+  for (const tensor_record& each : records)
+    if (each.parameter == parameter && each.field == field) return &each;
+  return nullptr;
+}
+
+/// Where the files are: in the folder that the environment names, or in `otherwise`.
+inline std::string folder(const std::string& otherwise) {
+  const char* chosen = std::getenv("LEANOPT_GOLDEN");
+  return chosen != nullptr && *chosen != '\0' ? chosen : otherwise;
+}
 
 // Text to numbers
 
@@ -366,8 +386,9 @@ class parser {
       if (number != current_.groups.size()) throw std::invalid_argument("groups out of order");
       current_.groups.emplace_back();
     } else if (keyword == "opt") {
-      if (current_.groups.empty()) throw std::invalid_argument("an option before its group");
-      parse_setting(line, current_.groups.back());
+      parse_setting(line, current_.groups.empty() ? current_.options : current_.groups.back());
+    } else if (keyword == "input") {
+      parse_input(line);
     } else if (keyword == "param") {
       parse_parameter(line);
     } else if (keyword == "init") {
@@ -431,9 +452,22 @@ class parser {
     current_.assignments.push_back(std::move(change));
   }
 
+  void parse_input(token_list& line) {
+    const std::int64_t count = line.count();
+    const std::string sign = line.text();
+    if (sign != "plain" && sign != "abs") {
+      throw std::invalid_argument("an input is plain or abs, not '" + sign + "'");
+    }
+    current_.input = generate(parse_generator(line), 0, count);
+    if (sign == "abs") {
+      for (double& value : current_.input) value = std::abs(value);
+    }
+  }
+
   void parse_tensor(token_list& line, bool sampled) {
+    const bool of_function = current_.parameters.empty();
     tensor_record record;
-    record.parameter = named_parameter(line).name;
+    record.parameter = of_function ? line.text() : named_parameter(line).name;
     record.field = line.text();
     record.type = parse_type(line.text());
     record.sizes = parse_shape(line);
@@ -447,7 +481,8 @@ class parser {
       }
     }
     record.values = parse_values(record.type, static_cast<std::size_t>(count));
-    last_checkpoint().tensors.push_back(std::move(record));
+    auto& tensors = of_function ? current_.tensors : last_checkpoint().tensors;
+    tensors.push_back(std::move(record));
   }
 
   std::vector<double> parse_values(number_type type, std::size_t count) {
@@ -475,6 +510,11 @@ class parser {
 
   void check_case() const {
     if (current_.peer.empty()) throw std::invalid_argument(current_.name + " names no peer");
+    if (current_.parameters.empty()) return check_function();
+    if (!current_.options.empty()) throw std::invalid_argument("an option before its group");
+    if (!current_.input.empty() || !current_.tensors.empty()) {
+      throw std::invalid_argument("an input or a record before the parameters");
+    }
     if (current_.checkpoints.empty()) {
       throw std::invalid_argument(current_.name + " expects nothing");
     }
@@ -491,6 +531,13 @@ class parser {
       }
     }
     for (const parameter& each : current_.parameters) check_inputs(each);
+  }
+
+  void check_function() const {
+    if (current_.tensors.empty()) throw std::invalid_argument(current_.name + " expects nothing");
+    if (!current_.groups.empty() || !current_.checkpoints.empty() || current_.steps > 0) {
+      throw std::invalid_argument(current_.name + " has steps without parameters");
+    }
   }
 
   void check_inputs(const parameter& each) const {

@@ -9,17 +9,9 @@
 
 namespace plain_options {
 
+/// The fields of torch.optim's Adam with its defaults; a rule's own of the same name hide them.
 template <class Self>
-struct parent {
-  template <class T>
-  Self& mark(const T&) {
-    return static_cast<Self&>(*this);
-  }
-};
-
-/// The fields of torch.optim's Adam with its defaults.
-template <class Self>
-class adam_parent : public parent<Self> {
+class stock {
  public:
   using betas_t = std::tuple<double, double>;
   const double& lr() const { return lr_; }
@@ -33,14 +25,23 @@ class adam_parent : public parent<Self> {
   const bool& amsgrad() const { return amsgrad_; }
   bool& amsgrad() { return amsgrad_; }
 
+ protected:
+  template <class T>
+  Self& mark(const T&) {
+    return static_cast<Self&>(*this);
+  }
+
  private:
   double lr_ = 1e-3, eps_ = 1e-8, weight_decay_ = 0;
   betas_t betas_{0.9, 0.999};
   bool amsgrad_ = false;
 };
 
-struct adam : leanopt::rules::adam::fields<adam, adam_parent<adam>> {};
-struct adamw : leanopt::rules::adamw::fields<adamw, adam_parent<adamw>> {};
-struct adafactor : leanopt::rules::adafactor::fields<adafactor, parent<adafactor>> {};
+template <class Rule>
+struct of : Rule::template fields<of<Rule>, stock<of<Rule>>> {};
+
+using adam = of<leanopt::rules::adam>;
+using adamw = of<leanopt::rules::adamw>;
+using adafactor = of<leanopt::rules::adafactor>;
 
 }  // namespace plain_options

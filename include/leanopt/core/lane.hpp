@@ -176,6 +176,10 @@ struct scalar_traits {
     *p = static_cast<std::uint8_t>(x[0]);
   }
   LEANOPT_HD static ints load_words(const std::uint16_t* p) { return *p; }
+  /// table[index], lane by lane.
+  LEANOPT_HD static ints look_up(const std::uint32_t* table, const ints& index) {
+    return table[index];
+  }
   LEANOPT_HD static void store_words(std::uint16_t* p, const ints& x) {
     *p = static_cast<std::uint16_t>(x);
   }
@@ -433,6 +437,24 @@ struct lane_traits<lanes<float, N>> : detail::own_memory<float, N> {
       return (type)__builtin_ia32_pmovzxwd256((v8hi)w);
     else
       return (type)__builtin_ia32_pmovzxwd512_mask((v16hi)w, v16si{}, -1);
+#endif
+  }
+
+  /// table[index], lane by lane.
+  LEANOPT_INLINE static ints look_up(const std::uint32_t* table, const ints& index) {
+    using type = typename ints::type;
+#if defined(__clang__)
+    type x;
+    for (int i = 0; i < N; ++i) x[i] = table[index.v[i]];
+    return x;
+#else
+    typedef int v8si __attribute__((vector_size(32)));
+    typedef int v16si __attribute__((vector_size(64)));
+    const int* from = reinterpret_cast<const int*>(table);
+    if constexpr (N == 8)
+      return (type)__builtin_ia32_gathersiv8si(v8si{}, from, (v8si)index.v, v8si{} - 1, 4);
+    else
+      return (type)__builtin_ia32_gathersiv16si(v16si{}, from, (v16si)index.v, -1, 4);
 #endif
   }
 

@@ -13,6 +13,18 @@ constexpr std::size_t bytes_of(number n) {
   return n == number::float64 ? 8 : n == number::float32 ? 4 : 2;
 }
 
+/// The bits of x, ready for its lowest `dropped` bits to be cut off: rounded stochastically by the
+/// same number of random ones. What is finite stays finite, and of NaN one pattern is left, which
+/// the cut does not turn into an infinity.
+template <class V>
+LEANOPT_HD ints<V> dither(const V& x, const ints<V>& random, int dropped) {
+  using I = ints<V>;
+  const I sign = bits(x) & I(0x80000000u), magnitude = bits(x) & I(0x7fffffffu);
+  const I finite = min(magnitude + (random >> (32 - dropped)), I(0x7f7fffffu));
+  const I infinite = if_above(magnitude, I(0x7f800000u), I(0x7fc00000u), I(0x7f800000u));
+  return sign | if_above(magnitude, I(0x7f7fffffu), infinite, finite);
+}
+
 struct bfloat16_bits {
   template <class V>
   LEANOPT_HD static V widen(const ints<V>& x) {

@@ -5,12 +5,20 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <tuple>
-#include <vector>
 
 namespace leanopt {
+
+/// What a step does about an element of a gradient that is not finite, or whose square is not.
+enum class nonfinite : std::int64_t {
+  propagate,     ///< its parameter becomes as visibly wrong as in LibTorch's classes
+  skip_element,  ///< its parameter and its moments stay as they are
+  skip_step,     ///< nothing changes, no step is counted
+};
 
 /// The values that an option may have: low <= x < high, or low < x < high where `open`.
 struct range {
@@ -30,11 +38,13 @@ class field {
   using pair = std::tuple<double, double>;
   using optional = std::optional<double>;
   using optional_pair = std::tuple<std::optional<double>, double>;
-  enum class kind { real, integer, flag, optional, pair, optional_pair };
+  enum class kind { real, integer, flag, choice, optional, pair, optional_pair };
 
+  field() : field("", any_value, kind::real, nullptr) {}
   field(const char* name, range r, double& v) : field(name, r, kind::real, &v) {}
   field(const char* name, range r, std::int64_t& v) : field(name, r, kind::integer, &v) {}
   field(const char* name, range r, bool& v) : field(name, r, kind::flag, &v) {}
+  field(const char* name, range r, nonfinite& v) : field(name, r, kind::choice, &v) {}
   field(const char* name, range r, optional& v) : field(name, r, kind::optional, &v) {}
   field(const char* name, range r, pair& v) : field(name, r, kind::pair, &v) {}
   field(const char* name, range r, optional_pair& v) : field(name, r, kind::optional_pair, &v) {}
@@ -55,6 +65,7 @@ class field {
       case kind::real: return f(as<double>());
       case kind::integer: return f(as<std::int64_t>());
       case kind::flag: return f(as<bool>());
+      case kind::choice: return f(as<nonfinite>());
       case kind::optional: return f(as<optional>());
       case kind::pair: return f(as<pair>());
       case kind::optional_pair: break;
@@ -65,7 +76,24 @@ class field {
  private:
   field(const char* name_, range r, kind k, void* v) : name(name_), allowed(r), type(k), value(v) {}
 };
-using fields_list = std::vector<field>;
+
+/// The fields of one object: a list without memory of its own, since steps look at options.
+class fields_list {
+ public:
+  static constexpr std::size_t most = 24;
+  fields_list(std::initializer_list<field> fields) {
+    for (const field& f : fields) add(f);
+  }
+  void add(const field& f) { items_[size_++] = f; }
+  std::size_t size() const { return size_; }
+  const field& operator[](std::size_t i) const { return items_[i]; }
+  const field* begin() const { return items_; }
+  const field* end() const { return items_ + size_; }
+
+ private:
+  field items_[most];
+  std::size_t size_ = 0;
+};
 
 }  // namespace leanopt
 

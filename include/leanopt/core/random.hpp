@@ -22,20 +22,22 @@ LEANOPT_HD std::uint64_t random_key(std::uint64_t seed, std::uint64_t step, std:
   return mix(mix(mix(seed) + step) + ordinal);
 }
 
-/// The word that starts stream `stream` of a block. Streams 0, 1, ... belong to the slots, streams
-/// 2k and 2k + 1 share a hash.
+/// The stream of the weight; streams 0, 1, 2 belong to the slots.
+constexpr int weight_stream = 3;
+
+/// The word that starts a stream of a block. Streams 2k and 2k + 1 share a hash.
 LEANOPT_HD std::uint32_t random_word(std::uint64_t key, std::uint64_t block, int stream) {
   const std::uint64_t z = mix(stream < 2 ? key + block : ~(key + block));
   return std::uint32_t(stream % 2 ? z >> 32 : z);
 }
 
-/// One stream of a block, from its first element on: next() gives 32 random bits per lane.
+/// One stream of a block, from its element `first` on: next() gives 32 random bits per lane.
 template <class V>
 struct lattice {
   static constexpr std::uint32_t golden = 0x9E3779B9u;  // 2^32 over the golden ratio
   ints<V> state;
-  LEANOPT_HD explicit lattice(std::uint32_t word = 0)
-      : state(lane_traits<V>::iota() * ints<V>(golden) + ints<V>(word)) {}
+  LEANOPT_HD explicit lattice(std::uint32_t word = 0, std::uint32_t first = 0)
+      : state(lane_traits<V>::iota() * ints<V>(golden) + ints<V>(word + first * golden)) {}
   LEANOPT_HD ints<V> next() {
     const ints<V> now = state;
     state = state + ints<V>(std::uint32_t(lane_traits<V>::count) * golden);

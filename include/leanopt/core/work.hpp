@@ -21,6 +21,7 @@ struct operand {
   void* data = nullptr;
   number type = number::float32;
   strided shape;
+  void* residual = nullptr;  ///< of split weights: one after the other in the order of the walk
   bool is_run() const { return shape.rank == 0; }
 };
 

@@ -6,6 +6,7 @@
 #include <leanopt/core/random.hpp>
 #include <leanopt/core/slot.hpp>
 #include <leanopt/core/work.hpp>
+#include <leanopt/weights/plain.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -113,36 +114,94 @@ constexpr std::size_t stage =
 
 namespace detail {
 
+/// Residual bits of split weights, extended with their sign; 0 where there are none.
+template <class V, class Residual>
+LEANOPT_INLINE ints<V> load_residual([[maybe_unused]] const Residual* rest,
+                                     [[maybe_unused]] std::size_t i) {
+  using L = lane_traits<V>;
+  using I = ints<V>;
+  if constexpr (std::is_same_v<Residual, std::int8_t>) {
+    return L::load_bytes(rest + i);
+  } else if constexpr (std::is_same_v<Residual, std::int16_t>) {
+    const I x = L::load_words(reinterpret_cast<const std::uint16_t*>(rest + i));
+    return x - ((x & I(0x8000u)) << 1);
+  } else {
+    return I(0u);
+  }
+}
+
 template <class Bits, class Weights>
 struct widen {
   template <int Width>
-  LEANOPT_INLINE static void run(const std::uint16_t* from, float* to, std::size_t n) {
+  LEANOPT_INLINE static void run(const std::uint16_t* from, const typename Weights::residual* rest,
+                                 float* to, std::size_t n) {
     using V = lanes_of<Width, float>;
     using L = lane_traits<V>;
+    using S = scalar<float>;
     std::size_t i = 0;
     for (; i + L::count <= n; i += L::count)
-      L::store(to + i, Weights::template read<Bits, V>(L::load_words(from + i)));
-    for (; i < n; ++i) to[i] = Weights::template read<Bits, scalar<float>>(from[i]).v;
+      L::store(to + i,
+               Weights::template read<Bits, V>(L::load_words(from + i), load_residual<V>(rest, i)));
+    for (; i < n; ++i)
+      to[i] = Weights::template read<Bits, S>(from[i], load_residual<S>(rest, i)).v;
   }
 };
+/// `word` and `first` start the random bits.
 template <class Bits, class Weights>
 struct narrow {
+  using residual = typename Weights::residual;
+
   template <int Width>
-  LEANOPT_INLINE static void run(const float* from, std::uint16_t* to, std::size_t n) {
+  LEANOPT_INLINE static void run(const float* from, std::uint16_t* to, residual* rest,
+                                 std::size_t n, std::uint32_t word, std::uint32_t first) {
     using V = lanes_of<Width, float>;
     using L = lane_traits<V>;
-    std::size_t i = 0;
-    for (; i + L::count <= n; i += L::count)
-      L::store_words(to + i, Weights::template write<Bits, V>(L::load(from + i)));
-    for (; i < n; ++i)
-      to[i] = std::uint16_t(Weights::template write<Bits, scalar<float>>(scalar<float>(from[i])));
+    constexpr std::size_t together = L::count * L::group;
+    const std::size_t full = n / together * together;
+    several<V>(from, to, rest, 0, full, word, first);
+    several<scalar<float>>(from, to, rest, full, n, word, first);
+  }
+
+ private:
+  template <class V>
+  LEANOPT_INLINE static void several(const float* from, std::uint16_t* to,
+                                     [[maybe_unused]] residual* rest, std::size_t begin,
+                                     std::size_t end, std::uint32_t word, std::uint32_t first) {
+    using L = lane_traits<V>;
+    constexpr int G = L::group;
+    lattice<V> draw(word, first + std::uint32_t(begin));
+    for (std::size_t i = begin; i < end; i += L::count * G) {
+      ints<V> low[G];
+#pragma GCC unroll 4
+      for (int k = 0; k < G; ++k) {
+        const std::size_t at = i + std::size_t(k) * L::count;
+        low[k] = ints<V>(0u);
+        L::store_words(to + at,
+                       Weights::template write<Bits, V>(L::load(from + at), draw.next(), low[k]));
+        if constexpr (std::is_same_v<residual, std::int16_t>)
+          L::store_words(reinterpret_cast<std::uint16_t*>(rest + at), low[k]);
+      }
+      if constexpr (std::is_same_v<residual, std::int8_t>)
+        L::store_bytes(reinterpret_cast<std::uint8_t*>(rest + i), low);
+    }
   }
 };
 
 /// f(Bits{}) for a type of 16 bits.
-template <class F>
+template <class Weights, class F>
 void with_bits(number type, F f) {
-  type == number::bfloat16 ? f(bfloat16_bits{}) : f(float16_bits{});
+  if constexpr (Weights::takes_float16)
+    if (type == number::float16) return f(float16_bits{});
+  f(bfloat16_bits{});
+}
+/// The residual bits from element i on.
+template <class Weights>
+auto residual_at([[maybe_unused]] const operand& x, [[maybe_unused]] std::size_t i) {
+  using residual = typename Weights::residual;
+  if constexpr (std::is_void_v<residual>)
+    return static_cast<void*>(nullptr);
+  else
+    return static_cast<residual*>(x.residual) + i;
 }
 
 }  // namespace detail
@@ -165,18 +224,20 @@ void read(level l, const operand& x, std::size_t first, std::size_t n, T* out) {
                  if (step != 1)
                    for (std::size_t k = 0; k < m; ++k) row[k] = from[std::int64_t(done + k) * step];
                  const std::uint16_t* words = step == 1 ? from + done : row;
-                 detail::with_bits(x.type, [&](auto bits) {
+                 detail::with_bits<Weights>(x.type, [&](auto bits) {
                    detail::launch<detail::widen<decltype(bits), Weights>, level::avx512>(
-                       l, words, to + done, m);
+                       l, words, detail::residual_at<Weights>(x, i + done), to + done, m);
                  });
                }
              }
            });
 }
 
-/// The inverse of read().
+/// The inverse of read(). `first` is a multiple of `stage`, n at most `stage`.
 template <class T, class Weights>
-void write(level l, const operand& x, std::size_t first, std::size_t n, const T* in) {
+void write(level l, const operand& x, std::size_t first, std::size_t n, const T* in,
+           std::uint64_t key) {
+  const std::uint32_t word = Weights::random ? random_word(key, first / stage, weight_stream) : 0;
   each_run(x.shape, first, n,
            [&](std::size_t i, std::int64_t at, std::size_t count, std::int64_t step) {
              const T* from = in + (i - first);
@@ -189,9 +250,10 @@ void write(level l, const operand& x, std::size_t first, std::size_t n, const T*
                for (std::size_t done = 0, m; done < count; done += m) {
                  m = std::min(stage, count - done);
                  std::uint16_t* words = step == 1 ? to + done : row;
-                 detail::with_bits(x.type, [&](auto bits) {
+                 detail::with_bits<Weights>(x.type, [&](auto bits) {
                    detail::launch<detail::narrow<decltype(bits), Weights>, level::avx512>(
-                       l, from + done, words, m);
+                       l, from + done, words, detail::residual_at<Weights>(x, i + done), m, word,
+                       std::uint32_t(i - first + done));
                  });
                  if (step != 1)
                    for (std::size_t k = 0; k < m; ++k) to[std::int64_t(done + k) * step] = row[k];
@@ -215,10 +277,11 @@ struct piece {
   T* p;
   const T* g;
   typename Format::template stored<T>* slots[Slots ? Slots : 1];
-  std::uint16_t* headers[Slots ? Slots : 1];
+  typename Format::header* headers[Slots ? Slots : 1];
   std::size_t elements;
   std::size_t first;
   std::uint64_t key;
+  const bool* kept = nullptr;  ///< elements whose moments stay as they are, if there are any
 };
 
 namespace detail {
@@ -286,7 +349,37 @@ struct blocks {
   static constexpr int S = Formula::slot_count, B = Format::block;
   using inputs = typename Formula::template inputs<T>;
   using coeffs = typename Formula::template coeffs<T>;
+  using stored = typename Format::template stored<T>;
+  using header = typename Format::header;
+  using scale = typename Format::scale;
   using range = typename Format::template range<scalar<float>>;
+  template <class V>
+  using ranges_of = typename Format::template range<V>[S];
+
+  LEANOPT_INLINE static scale open([[maybe_unused]] const header* h) {
+    if constexpr (std::is_void_v<header>)
+      return {};
+    else
+      return Format::open(*h);
+  }
+  /// The header of the block that begins `i` elements on.
+  LEANOPT_INLINE static header* header_at([[maybe_unused]] header* h,
+                                          [[maybe_unused]] std::size_t i) {
+    if constexpr (std::is_void_v<header>)
+      return nullptr;
+    else
+      return h + i / B;
+  }
+  template <class V, values Range>
+  LEANOPT_INLINE static V decode(const scale& s, const stored* from) {
+    using L = lane_traits<V>;
+    using code = typename Format::template code<Range>;
+    if constexpr (sizeof(stored) == 1)
+      return Format::template decode<Range, V>(s,
+                                               L::load_bytes(reinterpret_cast<const code*>(from)));
+    else
+      return Format::template decode<Range, V>(s, L::load_words(from));
+  }
 
   /// Elements of which the block cannot hold a moment: all their moments become what the format
   /// says, because one of a gradient whose square overflows is finite still and would set the scale
@@ -304,21 +397,33 @@ struct blocks {
       for (int j = 0; j < B; ++j)
         if (!large[j]) r[k].template add<signs>(scalar<float>(moments[k][j]));
       for (int j = 0; j < B; ++j)
-        if (large[j]) moments[k][j] = Format::template repair<signs>(r[k].largest);
+        if (large[j]) moments[k][j] = Format::template repair<signs>(r[k]);
     });
     for (int j = 0; p && j < B; ++j)
       if (large[j]) p[j] = std::numeric_limits<T>::quiet_NaN();
   }
-  [[gnu::noinline]] static void raise(float (&moments)[B], float floor) {
-    for (float& x : moments) x = Format::raise(x, floor);
+  /// Puts back the moments of the elements that a step leaves alone.
+  [[gnu::noinline, gnu::cold]] static void restore(const bool* kept, stored* const (&codes)[S],
+                                                   const scale (&s)[S], float (&moments)[S][B],
+                                                   range (&r)[S]) {
+    each<S>([&](auto k) {
+      constexpr values signs = Formula::slots[k].range;
+      r[k] = {};
+      for (int j = 0; j < B; ++j) {
+        if (kept[j]) moments[k][j] = decode<scalar<float>, signs>(s[k], codes[k] + j).v;
+        r[k].template add<signs>(scalar<float>(moments[k][j]));
+      }
+    });
+  }
+  [[gnu::noinline]] static void raise(float (&moments)[B], const scale& s) {
+    for (float& x : moments) x = Format::raise(x, s);
   }
 
   /// One full block. `ahead` is the distance of the prefetch in elements.
   template <int Width>
-  LEANOPT_INLINE static void step(const coeffs& c, T* p, const T* g,
-                                  std::uint8_t* const (&codes)[S],
-                                  std::uint16_t* const (&headers)[S], std::uint64_t key,
-                                  std::size_t block, const inputs& in, std::size_t n,
+  LEANOPT_INLINE static void step(const coeffs& c, T* p, const T* g, stored* const (&codes)[S],
+                                  header* const (&headers)[S], std::uint64_t key, std::size_t block,
+                                  const bool* kept, const inputs& in, std::size_t n,
                                   std::size_t ahead) {
     using F = lanes_of<Width, float>;
     using L = lane_traits<F>;
@@ -328,18 +433,15 @@ struct blocks {
     alignas(64) float moments[S][B];
     alignas(64) T input[inputs::present ? B : 1] = {};
     if constexpr (inputs::present) in.template fill<V>(input, block * B, n);
-    typename Format::scale scale[S];
-    typename Format::template range<F> ranges[S];
-    each<S>([&](auto k) LEANOPT_LAMBDA { scale[k] = Format::open(*headers[k]); });
+    scale old[S];
+    ranges_of<F> ranges;
+    each<S>([&](auto k) LEANOPT_LAMBDA { old[k] = open(headers[k]); });
 
 #pragma GCC unroll 4
     for (int j = 0; j < B; j += N) {
       F s[S];
       each<S>([&](auto k) LEANOPT_LAMBDA {
-        constexpr values signs = Formula::slots[k].range;
-        using code = typename Format::template code<signs>;
-        s[k] = Format::template decode<signs, F>(
-            scale[k], L::load_bytes(reinterpret_cast<const code*>(codes[k] + j)));
+        s[k] = decode<F, Formula::slots[k].range>(old[k], codes[k] + j);
       });
       if constexpr (std::is_same_v<T, float>) {
         F w = L::load(p + j);
@@ -362,43 +464,43 @@ struct blocks {
       each<S>([&](auto k)
                   LEANOPT_LAMBDA { ranges[k].template add<Formula::slots[k].range>(s[k]); });
     }
-    encode<Width>(moments, ranges, p, codes, headers, key, block, [&](int j) LEANOPT_LAMBDA {
+    range found[S];
+    each<S>([&](auto k) LEANOPT_LAMBDA { found[k] = ranges[k].reduced(); });
+    if (__builtin_expect(kept != nullptr, 0)) restore(kept, codes, old, moments, found);
+    encode<Width>(moments, found, p, codes, headers, key, block, [&](int j) LEANOPT_LAMBDA {
       for (int z = 0; z < N * G; z += 64 / int(sizeof(T))) {
         __builtin_prefetch(p + j + z + ahead);
         __builtin_prefetch(g + j + z + ahead);
       }
+      constexpr int line = 64 / int(sizeof(stored));
       each<S>([&](auto k) LEANOPT_LAMBDA {
-        if (j % 64 == 0) __builtin_prefetch(codes[k] + j + ahead);
+        for (int z = j % line ? N * G : 0; z < N * G; z += line)
+          __builtin_prefetch(codes[k] + j + z + ahead);
       });
     });
   }
 
   /// Headers and codes of a block from its moments; prefetch(j) is called on the way.
   template <int Width, class Prefetch>
-  LEANOPT_INLINE static void encode(
-      float (&moments)[S][B],
-      const typename Format::template range<lanes_of<Width, float>> (&ranges)[S], T* p,
-      std::uint8_t* const (&codes)[S], std::uint16_t* const (&headers)[S], std::uint64_t key,
-      std::size_t block, Prefetch prefetch) {
+  LEANOPT_INLINE static void encode(float (&moments)[S][B], range (&found)[S], T* p,
+                                    stored* const (&codes)[S], header* const (&headers)[S],
+                                    std::uint64_t key, std::size_t block, Prefetch prefetch) {
     using F = lanes_of<Width, float>;
     using L = lane_traits<F>;
     constexpr int N = L::count, G = L::group;
-    typename Format::scale scale[S];
-    range found[S];
     bool large = false;
     each<S>([&](auto k) LEANOPT_LAMBDA {
-      found[k] = {reduce_max(ranges[k].largest), reduce_min(ranges[k].smallest)};
-      large |= Format::template is_large<Formula::slots[k].range>(found[k].largest);
+      large |= Format::template has_large<Formula::slots[k].range>(found[k]);
     });
     if (__builtin_expect(large, 0)) repair(moments, p, found);
-    Format::template fit<Formula>(found, scale);
+    scale now[S];
+    Format::template fit<Formula>(found, now);
     lattice<F> draw[S];
     each<S>([&](auto k) LEANOPT_LAMBDA {
-      *headers[k] = Format::close(scale[k]);
-      draw[k] = lattice<F>(random_word(key, block, k));
+      if constexpr (!std::is_void_v<header>) *headers[k] = Format::close(now[k]);
+      if constexpr (Format::random) draw[k] = lattice<F>(random_word(key, block, k));
       if constexpr (Formula::slots[k].range == values::non_negative)
-        if (__builtin_expect(Format::needs_raise(found[k], scale[k]), 0))
-          raise(moments[k], Format::floor(scale[k]));
+        if (__builtin_expect(Format::needs_raise(found[k], now[k]), 0)) raise(moments[k], now[k]);
     });
 
     for (int j = 0; j < B; j += N * G) {
@@ -406,10 +508,12 @@ struct blocks {
       each<S>([&](auto k) LEANOPT_LAMBDA {
         ints<F> x[G];
 #pragma GCC unroll 4
-        for (int i = 0; i < G; ++i)
+        for (int i = 0; i < G; ++i) {
           x[i] = Format::template encode<Formula::slots[k].range, F>(
-              scale[k], L::load(moments[k] + j + i * N), draw[k].next());
-        L::store_bytes(codes[k] + j, x);
+              now[k], L::load(moments[k] + j + i * N), draw[k].next());
+          if constexpr (sizeof(stored) == 2) L::store_words(codes[k] + j + i * N, x[i]);
+        }
+        if constexpr (sizeof(stored) == 1) L::store_bytes(codes[k] + j, x);
       });
     }
   }
@@ -422,23 +526,28 @@ struct blocks {
     constexpr std::size_t ahead = Width == 1 ? 0 : 4 * B;  // four blocks, as measured
     for (std::size_t i = 0; i < t.elements; i += B) {
       const std::size_t n = t.elements - i;
-      std::uint8_t* codes[S];
-      std::uint16_t* headers[S];
+      const bool* kept = t.kept ? t.kept + i : nullptr;
+      stored* codes[S];
+      header* headers[S];
       for (int k = 0; k < S; ++k) {
         codes[k] = t.slots[k] + i;
-        headers[k] = t.headers[k] + i / B;
+        headers[k] = header_at(t.headers[k], i);
       }
       const std::size_t block = (t.first + i) / B;
       if (n >= B) {
-        step<Width>(c, t.p + i, t.g + i, codes, headers, t.key, block, in, B, ahead);
+        step<Width>(c, t.p + i, t.g + i, codes, headers, t.key, block, kept, in, B, ahead);
         continue;
       }
       T p[B] = {}, g[B] = {};  // the last, short block: zeros enter no statistic
-      std::uint8_t copy[S][B] = {}, *copies[S];
+      stored copy[S][B], *copies[S];
       std::copy_n(t.p + i, n, p);
       std::copy_n(t.g + i, n, g);
-      for (int k = 0; k < S; ++k) std::copy_n(codes[k], n, copies[k] = copy[k]);
-      step<Width>(c, p, g, copies, headers, t.key, block, in, n, 0);
+      each<S>([&](auto k) LEANOPT_LAMBDA {
+        copies[k] = copy[k];
+        std::copy_n(codes[k], n, copy[k]);
+        std::fill(copy[k] + n, copy[k] + B, Format::template zero<Formula::slots[k].range>);
+      });
+      step<Width>(c, p, g, copies, headers, t.key, block, kept, in, n, 0);
       std::copy_n(p, n, t.p + i);
       for (int k = 0; k < S; ++k) std::copy_n(copy[k], n, codes[k]);
     }
@@ -456,17 +565,19 @@ struct encode_kernel {
     for (std::size_t i = 0; i < t.elements; i += B) {
       const std::size_t n = std::min(std::size_t(B), t.elements - i);
       alignas(64) float moments[S][B] = {};
-      std::uint8_t copy[S][B], *codes[S];
-      std::uint16_t* headers[S];
-      typename Format::template range<F> ranges[S];
+      typename all::stored copy[S][B], *codes[S];
+      typename all::header* headers[S];
+      typename all::range found[S];
       each<S>([&](auto k) LEANOPT_LAMBDA {
         std::copy_n(values[k] + i, n, moments[k]);
         codes[k] = copy[k];
-        headers[k] = t.headers[k] + i / B;
+        headers[k] = all::header_at(t.headers[k], i);
+        typename Format::template range<F> all_of_block;
         for (int j = 0; j < B; j += lane_traits<F>::count)
-          ranges[k].template add<Formula::slots[k].range>(lane_traits<F>::load(moments[k] + j));
+          all_of_block.template add<Formula::slots[k].range>(lane_traits<F>::load(moments[k] + j));
+        found[k] = all_of_block.reduced();
       });
-      all::template encode<Width>(moments, ranges, static_cast<float*>(nullptr), codes, headers,
+      all::template encode<Width>(moments, found, static_cast<float*>(nullptr), codes, headers,
                                   t.key, i / B, [](int) LEANOPT_LAMBDA {});
       for (int k = 0; k < S; ++k) std::copy_n(copy[k], n, t.slots[k] + i);
     }
@@ -476,17 +587,15 @@ template <class Formula, class Format>
 struct decode_kernel {
   template <int Width, class Part>
   LEANOPT_INLINE static void run(const Part& t, float* const* values) {
-    constexpr int B = Format::block;
-    using S = scalar<float>;
+    using all = blocks<Formula, Format, float>;
     each<Formula::slot_count>([&](auto k) LEANOPT_LAMBDA {
-      constexpr leanopt::values signs = Formula::slots[k].range;
-      using code = typename Format::template code<signs>;
-      for (std::size_t i = 0; i < t.elements; ++i)
-        values[k][i] =
-            Format::template decode<signs, S>(
-                Format::open(t.headers[k][i / B]),
-                lane_traits<S>::load_bytes(reinterpret_cast<const code*>(t.slots[k] + i)))
-                .v;
+      for (std::size_t i = 0; i < t.elements; i += all::B) {
+        const auto s = all::open(all::header_at(t.headers[k], i));
+        const std::size_t end = std::min(t.elements, i + all::B);
+        for (std::size_t j = i; j < end; ++j)
+          values[k][j] =
+              all::template decode<scalar<float>, Formula::slots[k].range>(s, t.slots[k] + j).v;
+      }
     });
   }
 };
@@ -509,10 +618,87 @@ struct step_kernel {
 struct tensor_step {
   operand p, g;
   void* slots[3] = {};
-  std::uint16_t* headers[3] = {};
+  void* headers[3] = {};
   std::size_t elements = 0;
   std::uint64_t key = 0;
+  /// Where there is one, elements whose gradient is not finite stay as they are and are counted.
+  std::int64_t* skipped = nullptr;
 };
+
+namespace detail {
+
+/// Finds what nonfinite::skip_element leaves out, where squares are kept as numbers of type Square.
+template <class T, class Square = T>
+struct gradient_check {
+  /// The square of this and of all above it overflows.
+  static constexpr T limit = sizeof(Square) == 8 ? T(0x1p512) : T(0x1p64f);
+  static bool is_bad(T x) { return !(x < limit && x > -limit); }
+
+  /// Whether any of n numbers is bad.
+  template <int Width>
+  LEANOPT_INLINE static bool run(const T* x, std::size_t n) {
+    using V = lanes_of<Width, T>;
+    using L = lane_traits<V>;
+    V largest = V(T(0));
+    std::size_t i = 0;
+    for (; i + L::count <= n; i += L::count) {
+      const V value = L::load(x + i);
+      largest = max(largest, if_nan(value, V(limit), max(value, -value)));
+    }
+    T all[L::count];
+    L::store(all, largest);
+    bool bad = false;
+    for (const T one : all) bad |= is_bad(one);
+    for (; i < n; ++i) bad |= is_bad(x[i]);
+    return bad;
+  }
+  /// Clears bad numbers and marks them; returns how many there were.
+  static std::int64_t clear(T* x, std::size_t n, bool* marks) {
+    std::int64_t count = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      marks[i] = is_bad(x[i]);
+      count += marks[i];
+      if (marks[i]) x[i] = 0;
+    }
+    return count;
+  }
+};
+template <class Square, class T>
+bool has_bad(level l, const T* x, std::size_t n) {
+  return launch<gradient_check<T, Square>, widest<T>>(l, x, n);
+}
+
+/// Whether a slot has a square per element.
+template <class Formula>
+constexpr bool keeps_squares = [] {
+  for (int k = 0; k < Formula::slot_count; ++k)
+    if (Formula::slots[k].range == values::non_negative) return true;
+  return false;
+}();
+
+/// run(x) for the elements of a stage whose gradient is good. `g` is room for the others' zeros.
+template <class Formula, class Square, class T, class Format, int S, class Run>
+[[gnu::noinline, gnu::cold]] void step_good_ones(piece<T, Format, S> x, T* g, std::int64_t* skipped,
+                                                 Run run) {
+  const std::size_t n = x.elements;
+  bool bad[stage] = {};
+  if (g != x.g) std::copy_n(x.g, n, g);
+  const std::int64_t count = gradient_check<T, Square>::clear(g, n, bad);
+  __atomic_fetch_add(skipped, count, __ATOMIC_RELAXED);
+  constexpr int copies = Format::block == 0 ? 1 + Formula::slot_count : 1;
+  T before[copies][stage], *now[copies] = {x.p};
+  if constexpr (Format::block == 0)
+    for (int k = 0; k < Formula::slot_count; ++k) now[1 + k] = x.slots[k];
+  for (int k = 0; k < copies; ++k) std::copy_n(now[k], n, before[k]);
+  x.g = g;
+  x.kept = bad;
+  run(x);
+  for (int k = 0; k < copies; ++k)
+    for (std::size_t i = 0; i < n; ++i)
+      if (bad[i]) now[k][i] = before[k][i];
+}
+
+}  // namespace detail
 
 /// Elements [first, last) of an elementwise step; `first` is a multiple of `stage`. Operands that
 /// are not arrays of T pass through L1.
@@ -521,25 +707,34 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
           const typename Formula::template inputs<T>& in, std::size_t first, std::size_t last) {
   constexpr int S = Formula::slot_count;
   using kernel = detail::step_kernel<Formula, Format, T>;
+  using part_t = piece<T, Format, S>;
+  using square = std::conditional_t<Format::compressed && detail::keeps_squares<Formula>, float, T>;
   const bool p_in_place = in_place<T>(t.p), g_in_place = in_place<T>(t.g);
   const auto part = [&](T* p, const T* g, std::size_t at, std::size_t n) {
-    piece<T, Format, S> x{p, g, {}, {}, n, at, t.key};
+    part_t x{p, g, {}, {}, n, at, t.key};
     for (int k = 0; k < S; ++k) {
       x.slots[k] = static_cast<typename Format::template stored<T>*>(t.slots[k]) + at;
-      if constexpr (Format::block != 0) x.headers[k] = t.headers[k] + at / Format::block;
+      if constexpr (!std::is_void_v<typename Format::header>)
+        x.headers[k] = static_cast<typename Format::header*>(t.headers[k]) + at / Format::block;
     }
-    detail::launch<kernel, detail::widest<T>>(l, c, x, in);
+    return x;
   };
+  const auto run = [&](const part_t& x) { detail::launch<kernel, detail::widest<T>>(l, c, x, in); };
   T* const own_p = static_cast<T*>(t.p.data);
   const T* const own_g = static_cast<const T*>(t.g.data);
-  if (p_in_place && g_in_place) return part(own_p + first, own_g + first, first, last - first);
+  if (p_in_place && g_in_place && !t.skipped)
+    return run(part(own_p + first, own_g + first, first, last - first));
   alignas(64) T p[stage], g[stage];
   for (std::size_t i = first; i < last; i += stage) {
     const std::size_t n = std::min(stage, last - i);
     if (!p_in_place) read<T, Weights>(l, t.p, i, n, p);
-    if (!g_in_place) read<T, Weights>(l, t.g, i, n, g);
-    part(p_in_place ? own_p + i : p, g_in_place ? own_g + i : g, i, n);
-    if (!p_in_place) write<T, Weights>(l, t.p, i, n, p);
+    if (!g_in_place) read<T, weights::plain>(l, t.g, i, n, g);
+    part_t x = part(p_in_place ? own_p + i : p, g_in_place ? own_g + i : g, i, n);
+    if (__builtin_expect(t.skipped && detail::has_bad<square>(l, x.g, n), 0))
+      detail::step_good_ones<Formula, square>(x, g, t.skipped, run);
+    else
+      run(x);
+    if (!p_in_place) write<T, Weights>(l, t.p, i, n, p, t.key);
   }
 }
 
@@ -638,18 +833,26 @@ struct track_variance {
   }
 };
 
-/// f(numbers, i, n) for elements [first, last) of x as arrays of T, at most 256 at a time.
-template <class T, class Weights, class F>
-void each_stage(level l, const operand& x, std::size_t first, std::size_t last, F f) {
+/// f(numbers, i, n, marks) for elements [first, last) of x as arrays of T, at most 256 at a time.
+/// Where `skips`, numbers that are not finite are 0 and marked; `marks` is null where all are.
+template <class T, class Weights, class Square = T, class F>
+void each_stage(level l, const operand& x, std::size_t first, std::size_t last, bool skips, F f) {
   alignas(64) T copy[stage];
+  bool marks[stage];
   for (std::size_t i = first; i < last; i += stage) {
     const std::size_t n = std::min(stage, last - i);
-    if (in_place<T>(x)) {
-      f(static_cast<const T*>(x.data) + i, i, n);
-    } else {
+    const T* numbers = static_cast<const T*>(x.data) + i;
+    if (!in_place<T>(x)) {
       read<T, Weights>(l, x, i, n, copy);
-      f(static_cast<const T*>(copy), i, n);
+      numbers = copy;
     }
+    const bool bad = skips && has_bad<Square>(l, numbers, n);
+    if (__builtin_expect(bad, 0)) {
+      if (numbers != copy) std::copy_n(numbers, n, copy);
+      gradient_check<T, Square>::clear(copy, n, marks);
+      numbers = copy;
+    }
+    f(numbers, i, n, bad ? marks : nullptr);
   }
 }
 
@@ -663,17 +866,18 @@ constexpr std::size_t units_of(std::size_t elements) { return (elements + unit -
 /// a time: added in double in one order, so that neither the length nor the number of threads
 /// matters. `sums` has one number per unit.
 template <class T, class Weights, class For, class F>
-double root_mean(level l, const operand& x, std::size_t elements, double* sums, For for_units,
-                 F sum_of) {
+double root_mean(level l, const operand& x, std::size_t elements, bool skips, double* sums,
+                 For for_units, F sum_of) {
   for_units(units_of(elements), [&](std::size_t begin, std::size_t end) {
     const float_environment guard;
     for (std::size_t u = begin; u < end; ++u) {
       sums[u] = 0;
-      detail::each_stage<T, Weights>(
-          l, x, u * unit, std::min(elements, (u + 1) * unit),
-          [&](const T* values, std::size_t i, std::size_t n) { sums[u] += sum_of(values, i, n); });
+      detail::each_stage<T, Weights>(l, x, u * unit, std::min(elements, (u + 1) * unit), skips,
+                                     [&](const T* values, std::size_t i, std::size_t n,
+                                         const bool*) { sums[u] += sum_of(values, i, n); });
     }
   });
+  const float_environment guard;
   double sum = 0;
   for (std::size_t u = 0; u < units_of(elements); ++u) sum += sums[u];
   return std::sqrt(sum / double(elements));
@@ -683,7 +887,7 @@ template <class T, class Weights, class For>
 double root_mean_square(level l, const operand& x, std::size_t elements, double* sums,
                         For for_units) {
   return root_mean<T, Weights>(
-      l, x, elements, sums, for_units, [&](const T* values, std::size_t, std::size_t n) {
+      l, x, elements, false, sums, for_units, [&](const T* values, std::size_t, std::size_t n) {
         return detail::launch<detail::square_sum<T>, detail::widest<T>>(l, values, n);
       });
 }
@@ -696,6 +900,17 @@ struct matrix_step : tensor_step {
   void* row = nullptr;       ///< [batch, rows]
   void* column = nullptr;    ///< [batch, columns]
   void* variance = nullptr;  ///< [elements], instead of both
+
+  matrix_step() = default;
+  /// The work for a tensor of these sizes, without its memory.
+  matrix_step(const std::int64_t* sizes, std::size_t rank) {
+    elements = 1;
+    for (std::size_t d = 0; d < rank; ++d) elements *= std::size_t(sizes[d]);
+    if (rank < 2 || elements == 0) return;
+    rows = std::size_t(sizes[rank - 2]);
+    columns = std::size_t(sizes[rank - 1]);
+    batch = elements / (rows * columns);
+  }
 };
 
 /// The passes of a tensor rule: row and column sums, RMS of the update, apply. Sums are taken in an
@@ -707,10 +922,10 @@ class matrix_passes {
 
   /// @cost of scratch: two numbers per row and column, partial column sums where a matrix has more
   /// than 64 rows, and one double per 4096 elements.
-  static std::size_t scratch_bytes(const matrix_step& t) {
+  static std::size_t scratch_bytes(const matrix_step& t) { return scratch_bytes(t, !t.variance); }
+  static std::size_t scratch_bytes(const matrix_step& t, bool factored) {
     std::size_t bytes = sizeof(double) * units_of(t.elements);
-    if (!t.variance)
-      bytes += sizeof(T) * (t.batch * (t.rows + t.columns) + partials(t) * t.columns);
+    if (factored) bytes += sizeof(T) * (t.batch * (t.rows + t.columns) + partials(t) * t.columns);
     return bytes;
   }
 
@@ -743,11 +958,14 @@ class matrix_passes {
     if (t_.variance) {
       for_units(units_of(t_.elements), [&](std::size_t begin, std::size_t end) {
         const float_environment guard;
-        detail::each_stage<T, Weights>(
-            level_, t_.g, begin * unit, std::min(t_.elements, end * unit),
-            [&](const T* g, std::size_t i, std::size_t n) {
-              detail::launch<detail::track_variance<Rule, T>, level::avx2>(
-                  level_, c_, g, static_cast<T*>(t_.variance) + i, n);
+        detail::each_stage<T, weights::plain>(
+            level_, t_.g, begin * unit, std::min(t_.elements, end * unit), skips(),
+            [&](const T* g, std::size_t i, std::size_t n, const bool* kept) {
+              T *v = static_cast<T*>(t_.variance) + i, before[stage];
+              if (kept) std::copy_n(v, n, before);
+              detail::launch<detail::track_variance<Rule, T>, level::avx2>(level_, c_, g, v, n);
+              for (std::size_t j = 0; kept && j < n; ++j)
+                if (kept[j]) v[j] = before[j];
             });
       });
       return;
@@ -765,10 +983,11 @@ class matrix_passes {
   template <class For>
   double root_mean_square_of_update(For for_units) {
     using kernel = detail::update_sum<T, inputs>;
-    return root_mean<T, Weights>(
-        level_, t_.g, t_.elements, sums_, for_units, [&](const T* g, std::size_t i, std::size_t n) {
-          return detail::launch<kernel, detail::widest<T>>(level_, g, i, n, inputs_);
-        });
+    return root_mean<T, weights::plain>(level_, t_.g, t_.elements, skips(), sums_, for_units,
+                                        [&](const T* g, std::size_t i, std::size_t n) {
+                                          return detail::launch<kernel, detail::widest<T>>(
+                                              level_, g, i, n, inputs_);
+                                        });
   }
 
   template <class Formula, class Format, class For>
@@ -790,6 +1009,8 @@ class matrix_passes {
     return chunks(t) > 1 ? t.batch * chunks(t) : 0;
   }
   static number mean(double sum, std::size_t n) { return T(sum / double(n)); }
+  /// Whether elements whose gradient is not finite are left out of all sums.
+  bool skips() const { return t_.skipped != nullptr; }
 
   void set_column(std::size_t at, double sum) {
     T& moment = static_cast<T*>(t_.column)[at];
@@ -822,7 +1043,7 @@ class matrix_passes {
   void sum_tile(std::size_t first, std::size_t rows, std::size_t n, double* row_sums,
                 T* column_sums) {
     using kernel = detail::matrix_sums<T>;
-    if (in_place<T>(t_.g)) {
+    if (in_place<T>(t_.g) && !skips()) {
       const T* g = static_cast<const T*>(t_.g.data) + first;
       detail::launch<kernel, detail::widest<T>>(level_, g, rows, t_.columns, n, row_sums,
                                                 column_sums);
@@ -832,7 +1053,10 @@ class matrix_passes {
     const std::size_t together = n == t_.columns ? tile / n : 1;  // whole rows are one run
     for (std::size_t r = 0; r < rows; r += together) {
       const std::size_t some = std::min(together, rows - r);
-      read<T, Weights>(level_, t_.g, first + r * t_.columns, some * n, copy);
+      read<T, weights::plain>(level_, t_.g, first + r * t_.columns, some * n, copy);
+      if (skips())
+        for (std::size_t i = 0; i < some * n; ++i)
+          if (detail::gradient_check<T>::is_bad(copy[i])) copy[i] = 0;
       detail::launch<kernel, detail::widest<T>>(level_, static_cast<const T*>(copy), some, n, n,
                                                 row_sums + r, column_sums);
     }

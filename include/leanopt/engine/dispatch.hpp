@@ -11,12 +11,11 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <atomic>
 #include <cstdlib>
-#include <deque>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -42,12 +41,13 @@ class unit_function {
 /// f(begin, end) for ranges that make up [0, count), on LibTorch's threads, each of which takes
 /// `grain` units at least. at::parallel_for is a header template and runs serially in a program
 /// compiled without OpenMP; an iteration over a tensor of one byte per unit runs inside LibTorch,
-/// whatever the flags of this program.
+/// whatever the flags of this program. The bytes are never touched: they need no memory.
 inline void for_units(std::size_t count, std::size_t grain, unit_function f) {
   if (count == 0) return;
   if (count <= grain || at::get_num_threads() == 1) return f(0, count);
-  at::Tensor bytes = at::empty({std::int64_t(count)}, at::kByte);
-  const char* base = static_cast<const char*>(bytes.data_ptr());
+  static char first_byte = 0;
+  const char* base = &first_byte;
+  at::Tensor bytes = at::from_blob(&first_byte, {std::int64_t(count)}, at::kByte);
   at::TensorIterator::nullary_op(bytes).for_each(
       [&](char** data, const std::int64_t*, std::int64_t inner, std::int64_t outer) {
         const auto begin = std::size_t(data[0] - base);
@@ -104,6 +104,7 @@ inline number number_of(at::ScalarType type) {
 /// Tensors as operands; owns the sizes and strides of those that are no run in memory.
 class operands {
  public:
+  void clear() { shapes_.clear(); }
   /// `x` in the order in which `order`, a dense tensor of the same sizes, stands in memory.
   /// Complex numbers are pairs of reals.
   operand in_order_of(const at::Tensor& order, const at::Tensor& x) {
@@ -146,32 +147,63 @@ class operands {
     result.shape.strides = shapes_.emplace_back(std::move(strides)).data();
     return result;
   }
-  std::deque<std::vector<std::int64_t>> shapes_;
+  std::vector<std::vector<std::int64_t>> shapes_;  // whose data stay where they are
 };
+
+/// Whether a number of x is not finite, or so large that its square is not, in float32 if
+/// `float_squares`. @cost one pass.
+inline bool has_bad_number(const at::Tensor& x, bool float_squares) {
+  std::atomic<bool> found{false};
+  operands shapes;
+  const operand all = shapes.in_order_of(x, x);
+  const auto elements = std::size_t(x.numel()) * (x.is_complex() ? 2 : 1);
+  with_arithmetic(x.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    for_units(cpu::units_of(elements), 4, [&](std::size_t begin, std::size_t end) {
+      const cpu::float_environment guard;
+      const auto look = [&](auto square) {
+        cpu::detail::each_stage<T, weights::plain, decltype(square)>(
+            level_from_environment(), all, begin * cpu::unit, std::min(elements, end * cpu::unit),
+            true, [&](const T*, std::size_t, std::size_t, const bool* bad) {
+              if (bad) found = true;
+            });
+      };
+      float_squares ? look(float()) : look(T());
+    });
+  });
+  return found;
+}
 
 /// The steps of an elementwise rule over all tensors, as one list of units.
 class elementwise_work {
  public:
   using function = void (*)(cpu::level, const cpu::tensor_step&, const void* coeffs,
                             std::size_t first, std::size_t last);
-  operands shapes;
-
-  /// `coeffs` outlives run().
+  void clear() {
+    jobs_.clear();
+    units_ = elements_ = 0;
+  }
+  /// All are used until run() returns.
   void add(const cpu::tensor_step& t, const void* coeffs, function f) {
-    jobs_.push_back({t, coeffs, f, units_});
+    jobs_.push_back({&t, coeffs, f, units_});
     units_ += cpu::units_of(t.elements);
+    elements_ += t.elements;
   }
 
   void run(cpu::level l) const {
-    for_units(units_, 4, [&](std::size_t begin, std::size_t end) {
+    if (units_ == 0) return;
+    // A thread gets as much as waking it is worth, 16 Ki elements; to begin a tensor costs as 256.
+    constexpr std::size_t worth = 16 << 10;
+    const std::size_t grain = units_ * worth / (elements_ + 256 * jobs_.size()) + 1;
+    for_units(units_, std::max<std::size_t>(grain, 4), [&](std::size_t begin, std::size_t end) {
       const cpu::float_environment guard;
       auto job = std::upper_bound(jobs_.begin(), jobs_.end(), begin,
                                   [](std::size_t u, const job_t& j) { return u < j.first_unit; });
       for (--job; begin < end; ++job) {
-        const std::size_t units = cpu::units_of(job->work.elements);
-        const std::size_t last = std::min(end - job->first_unit, units);
-        job->run(l, job->work, job->coeffs, (begin - job->first_unit) * cpu::unit,
-                 std::min(last * cpu::unit, job->work.elements));
+        const cpu::tensor_step& t = *job->work;
+        const std::size_t last = std::min(end - job->first_unit, cpu::units_of(t.elements));
+        job->run(l, t, job->coeffs, (begin - job->first_unit) * cpu::unit,
+                 std::min(last * cpu::unit, t.elements));
         begin = job->first_unit + last;
       }
     });
@@ -179,13 +211,13 @@ class elementwise_work {
 
  private:
   struct job_t {
-    cpu::tensor_step work;
+    const cpu::tensor_step* work;
     const void* coeffs;
     function run;
     std::size_t first_unit;
   };
   std::vector<job_t> jobs_;
-  std::size_t units_ = 0;
+  std::size_t units_ = 0, elements_ = 0;
 };
 
 /// The compiled step of a format for a rule's formula with the first `slots` of its slots, in the
@@ -229,41 +261,66 @@ struct tensor_job {
   void (*run)(cpu::level, const tensor_job&, double* scratch, unit_loop) = nullptr;
 };
 
-/// The steps of a tensor rule: large tensors one after the other with all threads, then the small
-/// ones, each by one thread, so that its passes find it in the cache.
-class tensor_work {
+/// What scratch memory the tensors of a step need that are stepped together.
+class scratch_plan {
  public:
-  operands shapes;
-
-  void add(const tensor_job& job) { (job.work.elements >= split ? large_ : small_).push_back(job); }
-
-  void run(cpu::level l, scratch_memory& scratch) const {
-    const std::size_t workers =
-        std::min(small_.size(), std::size_t(std::max(at::get_num_threads(), 1)));
-    scratch.resize(std::max({scratch.size(), workers, std::size_t(1)}));
-    grow(scratch[0],
-         large_);  // all memory before the first change: a step that throws changes nothing
-    for (std::size_t w = 0; w < workers; ++w) grow(scratch[w], small_);
-    for (const tensor_job& j : large_) j.run(l, j, scratch[0].data(), unit_loop{true});
-    std::atomic<std::size_t> next{
-        0};  // any thread may take any tensor: the results do not depend on it
-    for_units(workers, 1, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t w = begin; w < end; ++w)
-        for (std::size_t i; (i = next++) < small_.size();)
-          small_[i].run(l, small_[i], scratch[w].data(), unit_loop{false});
-    });
+  static bool is_large(std::size_t elements) { return elements >= split; }
+  void add(std::size_t elements, std::size_t bytes) {
+    std::size_t& most = is_large(elements) ? large_ : small_;
+    most = std::max(most, bytes);
+    if (!is_large(elements)) ++small_tensors_;
+  }
+  std::size_t workers() const {
+    return std::min(small_tensors_, std::size_t(std::max(at::get_num_threads(), 1)));
+  }
+  /// How many threads have scratch; large tensors use the first's.
+  std::size_t threads() const { return std::max<std::size_t>(workers(), 1); }
+  /// What thread w needs.
+  std::size_t doubles(std::size_t w) const {
+    const std::size_t bytes = std::max(w < workers() ? small_ : 0, w == 0 ? large_ : 0);
+    return (bytes + sizeof(double) - 1) / sizeof(double);
   }
 
  private:
   static constexpr std::size_t split = std::size_t(4) << 20;  // below, two threads share no matrix
+  std::size_t large_ = 0, small_ = 0, small_tensors_ = 0;
+};
 
-  static void grow(std::vector<double>& memory, const std::vector<tensor_job>& jobs) {
-    std::size_t bytes = 0;
-    for (const tensor_job& j : jobs) bytes = std::max(bytes, j.scratch_bytes);
-    if (memory.size() * sizeof(double) < bytes) memory.resize(bytes / sizeof(double) + 1);
+/// The steps of a tensor rule: large tensors one after the other with all threads, then the small
+/// ones, each by one thread, so that its passes find it in the cache.
+class tensor_work {
+ public:
+  void clear() {
+    plan_ = {};
+    large_.clear();
+    small_.clear();
+  }
+  /// `job` is used until run() returns.
+  void add(const tensor_job& job) {
+    plan_.add(job.work.elements, job.scratch_bytes);
+    (scratch_plan::is_large(job.work.elements) ? large_ : small_).push_back(&job);
   }
 
-  std::vector<tensor_job> large_, small_;
+  void run(cpu::level l, scratch_memory& scratch) const {
+    // All memory before the first change: a step that throws changes nothing.
+    const std::size_t threads = plan_.threads();
+    if (scratch.size() < threads) scratch.resize(threads);
+    for (std::size_t w = 0; w < threads; ++w)
+      if (const std::size_t n = plan_.doubles(w); scratch[w].size() < n)
+        scratch[w] = std::vector<double>(n);
+    for (const tensor_job* j : large_) j->run(l, *j, scratch[0].data(), unit_loop{true});
+    std::atomic<std::size_t> next{
+        0};  // any thread may take any tensor: the results do not depend on it
+    for_units(plan_.workers(), 1, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t w = begin; w < end; ++w)
+        for (std::size_t i; (i = next++) < small_.size();)
+          small_[i]->run(l, *small_[i], scratch[w].data(), unit_loop{false});
+    });
+  }
+
+ private:
+  scratch_plan plan_;
+  std::vector<const tensor_job*> large_, small_;
 };
 
 /// Sets what depends on the parameter's type: the compiled step and its scratch.

@@ -8,13 +8,10 @@ namespace leanopt::formats {
 struct full {
   static constexpr const char* name = "full";
   static constexpr int block = 0;  ///< values are independent: the engine streams
-  static constexpr double bytes_per_value = 4;
-  static constexpr bool compressed = false;
+  static constexpr bool compressed = false, random = false;
   template <class T>
   using stored = T;
-
-  template <class Self, class Parent>
-  using fields = Parent;
+  using header = void;
 };
 
 }  // namespace leanopt::formats

@@ -9,8 +9,7 @@
 // positive second moment never becomes zero.
 #pragma once
 
-#include <leanopt/core/option.hpp>
-#include <leanopt/core/random.hpp>
+#include <leanopt/core/lane.hpp>
 #include <leanopt/core/slot.hpp>
 
 #include <cstdint>
@@ -26,25 +25,10 @@ struct log8_blocks {
   static_assert(Block == 64 || Block == 128 || Block == 256,
                 "leanopt: log8 has blocks of 64 to 256");
   static constexpr int block = Block;
-  static constexpr double bytes_per_value = 1;
-  static constexpr bool compressed = true;
+  static constexpr bool compressed = true, random = true;
   template <class T>
   using stored = std::uint8_t;
   using header = std::uint16_t;
-
-  template <class Self, class Parent>
-  class fields : public Parent {
-    LEANOPT_OPTION(std::int64_t, min_compressed_elements) = 4096;
-    LEANOPT_OPTION(std::int64_t, seed) = 0;
-
-   public:
-    fields_list all() {
-      fields_list list = Parent::all();
-      list.emplace_back("min_compressed_elements", not_negative, min_compressed_elements_);
-      list.emplace_back("seed", any_value, seed_);
-      return list;
-    }
-  };
 
   /// How to read and write the codes of one slot of one block.
   struct scale {
@@ -62,6 +46,8 @@ struct log8_blocks {
   /// What a code is in memory: the engine extends it to 32 bits accordingly.
   template <values Range>
   using code = std::conditional_t<Range == values::any, std::int8_t, std::uint8_t>;
+  template <values>
+  static constexpr std::uint8_t zero = 0;  ///< the code of 0
 
   template <values Range, class V>
   LEANOPT_HD static V decode(const scale& s, const ints<V>& code) {
@@ -107,6 +93,9 @@ struct log8_blocks {
         smallest = min(smallest, bits(x) - ints<V>(1u));
       }
     }
+    LEANOPT_HD range<scalar<float>> reduced() const {
+      return {reduce_max(largest), reduce_min(smallest)};
+    }
   };
 
   /// The scales of a block from the ranges of its slots.
@@ -134,10 +123,14 @@ struct log8_blocks {
   LEANOPT_HD static bool is_large(std::uint32_t x) {
     return (Range == values::any ? x & ~sign : x) >= 0x7f000000u;
   }
+  template <values Range>
+  LEANOPT_HD static bool has_large(const range<scalar<float>>& r) {
+    return is_large<Range>(r.largest);
+  }
   /// What stands for such a value: 0 in a signed slot, the block's largest finite one in another.
   template <values Range>
-  LEANOPT_HD static float repair(std::uint32_t largest) {
-    return Range == values::any ? 0.0f : real(largest);
+  LEANOPT_HD static float repair(const range<scalar<float>>& r) {
+    return Range == values::any ? 0.0f : real(r.largest);
   }
 
   /// The value of code 1: nothing positive is stored below it, so nothing positive becomes zero.
@@ -147,7 +140,9 @@ struct log8_blocks {
   LEANOPT_HD static bool needs_raise(const range<scalar<float>>& r, const scale& s) {
     return r.smallest != ~0u && r.smallest + 1 < bits(floor(s));
   }
-  LEANOPT_HD static float raise(float x, float floor) { return x > 0 && x < floor ? floor : x; }
+  LEANOPT_HD static float raise(float x, const scale& s) {
+    return x > 0 && x < floor(s) ? floor(s) : x;
+  }
 
  private:
   static constexpr std::uint32_t sign = 0x80000000u;

@@ -2,6 +2,7 @@
 // counts, and what moments alone will cost before training.
 #pragma once
 
+#include <leanopt/formats/dynamic8.hpp>
 #include <leanopt/optim/optimizer.hpp>
 
 #include <cstdint>
@@ -17,71 +18,79 @@ struct optimizer_size {
 
 namespace detail {
 
-/// Adds up the numbers of states. A step count is one number of 4 bytes where Python's class keeps
-/// a float tensor (torch.optim) and of 8 where it keeps an integer.
+/// Whether `t` is the header of codes that a table decodes.
+inline bool uses_code_books(const std::string& name, const Tensor& t) {
+  return is_header(name) && t.scalar_type() == at::kFloat;
+}
+
+/// counter(bytes) and tensor(name, t) for all that a state of ours or of LibTorch's holds. A step
+/// count is one number of 4 bytes where Python's class keeps a float tensor (torch.optim) and of 8
+/// where it keeps an integer.
+template <class Counter, class OfTensor>
+void each_part(const OptimizerParamState& state, Counter counter, OfTensor tensor) {
+  using namespace torch::optim;
+  const auto some = [&](const char* name, const Tensor& t) {
+    if (t.defined()) tensor(std::string(name), t);
+  };
+  const auto adam = [&](const auto* s) {
+    if (!s) return false;
+    counter(4);
+    each_tensor(*s, tensor);
+    return true;
+  };
+  if (const auto* s = dynamic_cast<const ParamState*>(&state)) {
+    counter(s->counter_bytes());
+    each_tensor(*s, tensor);
+  } else if (adam(dynamic_cast<const AdamParamState*>(&state)) ||
+             adam(dynamic_cast<const AdamWParamState*>(&state))) {
+  } else if (const auto* sgd = dynamic_cast<const SGDParamState*>(&state)) {
+    some("momentum_buffer", sgd->momentum_buffer());
+  } else if (const auto* r = dynamic_cast<const RMSpropParamState*>(&state)) {
+    counter(4);
+    some("square_avg", r->square_avg());
+    some("momentum_buffer", r->momentum_buffer());
+    some("grad_avg", r->grad_avg());
+  } else if (const auto* a = dynamic_cast<const AdagradParamState*>(&state)) {
+    counter(4);
+    some("sum", a->sum());
+  } else if (const auto* l = dynamic_cast<const LBFGSParamState*>(&state)) {
+    for (int k = 0; k < 2; ++k) counter(8);  // func_evals, n_iter
+    for (int k = 0; k < 2; ++k) counter(4);  // t, prev_loss
+    for (const Tensor& t : {l->d(), l->H_diag(), l->prev_flat_grad()}) some("direction", t);
+    for (const auto* list : {&l->old_dirs(), &l->old_stps(), &l->ro()})
+      for (const Tensor& t : *list) some("history", t);
+    if (l->al())
+      for (const Tensor& t : *l->al()) some("history", t);
+  } else {
+    TORCH_CHECK(false, "leanopt: the size of ", c10::demangle(typeid(state).name()),
+                " is unknown: it is no state of leanopt or LibTorch");
+  }
+}
+
+/// Adds up the numbers of states.
 class state_count {
  public:
   explicit state_count(bool moments_only = false) : moments_only_(moments_only) {}
   std::int64_t elements = 0, bytes = 0;
 
   void add(const OptimizerParamState& state) {
-    using namespace torch::optim;
-    if (const auto* s = dynamic_cast<const ParamState*>(&state)) {
-      number(s->counter_bytes());
-      each_tensor(*s, [&](const std::string& name, const Tensor& t) {
-        if (is_moment(name) || !moments_only_) tensor(t);
-      });
-    } else if (!adam<AdamParamState>(state) && !adam<AdamWParamState>(state)) {
-      other(state);
-    }
+    each_part(
+        state, [&](std::int64_t width) { numbers(1, width); },
+        [&](const std::string& name, const Tensor& t) {
+          if (is_moment(name) || !moments_only_) numbers(t.numel(), std::int64_t(t.element_size()));
+          if (!moments_only_ && uses_code_books(name, t) && !has_code_books_) {
+            has_code_books_ = true;  // one pair, however many tensors are decoded with it
+            numbers(formats::dynamic8::table_elements, 4);
+          }
+        });
   }
 
  private:
-  void number(std::int64_t width) {
-    ++elements;
-    bytes += width;
+  void numbers(std::int64_t n, std::int64_t width) {
+    elements += n;
+    bytes += n * width;
   }
-  void tensor(const Tensor& t) {
-    if (!t.defined()) return;
-    elements += t.numel();
-    bytes += std::int64_t(t.nbytes());
-  }
-  template <class State>
-  bool adam(const OptimizerParamState& state) {
-    const auto* s = dynamic_cast<const State*>(&state);
-    if (!s) return false;
-    number(4);
-    each_tensor(*s, [&](const std::string&, const Tensor& t) { tensor(t); });
-    return true;
-  }
-  /// LibTorch's other classes.
-  void other(const OptimizerParamState& state) {
-    using namespace torch::optim;
-    if (const auto* s = dynamic_cast<const SGDParamState*>(&state)) {
-      tensor(s->momentum_buffer());
-    } else if (const auto* r = dynamic_cast<const RMSpropParamState*>(&state)) {
-      number(4);
-      tensor(r->square_avg());
-      tensor(r->momentum_buffer());
-      tensor(r->grad_avg());
-    } else if (const auto* a = dynamic_cast<const AdagradParamState*>(&state)) {
-      number(4);
-      tensor(a->sum());
-    } else if (const auto* l = dynamic_cast<const LBFGSParamState*>(&state)) {
-      for (int k = 0; k < 2; ++k) number(8);  // func_evals, n_iter
-      for (int k = 0; k < 2; ++k) number(4);  // t, prev_loss
-      for (const Tensor& t : {l->d(), l->H_diag(), l->prev_flat_grad()}) tensor(t);
-      for (const auto* list : {&l->old_dirs(), &l->old_stps(), &l->ro()})
-        for (const Tensor& t : *list) tensor(t);
-      if (l->al())
-        for (const Tensor& t : *l->al()) tensor(t);
-    } else {
-      TORCH_CHECK(false, "leanopt: the size of ", c10::demangle(typeid(state).name()),
-                  " is unknown: it is no state of leanopt or LibTorch");
-    }
-  }
-
-  bool moments_only_;
+  bool moments_only_, has_code_books_ = false;
 };
 
 /// Of an optimizer, or of the map that its state() gives.
@@ -116,27 +125,44 @@ std::int64_t count_moments(const OptimizerOrState& of) {
 }
 
 namespace detail {
+/// What a parameter has per element, in bytes: codes of moments, their headers, residual bits.
+struct element_bytes {
+  double moments, headers, residual;
+};
 template <class Rule, class Format, class Weights>
-constexpr double bytes_per_parameter(const optimizer<Rule, Format, Weights>*) {
-  static_assert(Rule::elementwise,
-                "leanopt: the state of Adafactor depends on the shapes of the parameters, not on "
-                "their number");
-  return Rule::template formula<false>::slot_count * Format::bytes_per_value;
+constexpr element_bytes bytes_of(const optimizer<Rule, Format, Weights>*) {
+  using header = typename Format::header;
+  using residual = typename Weights::residual;
+  constexpr bool first_moment = !Rule::elementwise && Format::compressed;
+  constexpr int slots = Rule::template formula<first_moment>::slot_count;
+  element_bytes result{double(slots * sizeof(typename Format::template stored<float>)), 0, 0};
+  if constexpr (!std::is_void_v<header>)
+    result.headers = double(slots * sizeof(header)) / Format::block;
+  if constexpr (!std::is_void_v<residual>) result.residual = sizeof(residual);
+  return result;
 }
-constexpr double bytes_per_parameter(const torch::optim::Adam*) {
-  return bytes_per_parameter(static_cast<const optimizer<rules::adam, formats::full>*>(nullptr));
-}
-constexpr double bytes_per_parameter(const torch::optim::AdamW*) {
-  return bytes_per_parameter(static_cast<const optimizer<rules::adamw, formats::full>*>(nullptr));
-}
+constexpr element_bytes bytes_of(const torch::optim::Adam*) { return {8, 0, 0}; }
+constexpr element_bytes bytes_of(const torch::optim::AdamW*) { return {8, 0, 0}; }
 }  // namespace detail
+
+/// Bytes of state per element of a parameter of float32, or of bfloat16 where the weights have
+/// residual bits: AdamW 8, AdamW8bit 2.0156. Left out are counters, code books, and Adafactor's
+/// factors, which depend on shapes.
+template <class Optimizer>
+inline constexpr double bytes_per_parameter = [] {
+  const auto b = detail::bytes_of(static_cast<const Optimizer*>(nullptr));
+  return b.moments + b.headers + b.residual;
+}();
 
 /// Megabytes that the moments of so many parameters will take, before training: 8 bytes each for
 /// AdamW, 2 for AdamW8bit; headers, counters and small tensors in full precision are left out.
 template <class Optimizer>
 constexpr double estimate_optimizer_size(std::int64_t parameters) {
-  return double(parameters) * detail::bytes_per_parameter(static_cast<const Optimizer*>(nullptr)) /
-         (1 << 20);
+  constexpr double each = detail::bytes_of(static_cast<const Optimizer*>(nullptr)).moments;
+  static_assert(each > 0,
+                "leanopt: the state of Adafactor depends on the shapes of the parameters, not on "
+                "their number");
+  return double(parameters) * each / (1 << 20);
 }
 
 }  // namespace leanopt

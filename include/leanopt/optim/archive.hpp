@@ -25,15 +25,16 @@ struct archive_signature {
   std::string text() const {
     return rule + ' ' + format + ' ' + weights + ' ' + std::to_string(version);
   }
-  /// @throws unless the state in an archive signed `text` can become ours: of the same rule and
-  /// weights, and in our format or in full precision, which is compressed at the next step.
+  /// @throws unless the state in an archive signed `text` can become ours: of the same rule, of the
+  /// same weights or plain ones, and in our format or in full precision, which is compressed at the
+  /// next step.
   void check(const std::string& text) const {
     archive_signature other;
     int number = 0;
     std::istringstream(text) >> other.rule >> other.format >> other.weights >> number;
     TORCH_CHECK(number == version, "leanopt: the archive has version ", number,
                 ", this library reads version ", version);
-    TORCH_CHECK(other.rule == rule && other.weights == weights &&
+    TORCH_CHECK(other.rule == rule && (other.weights == weights || other.weights == "plain") &&
                     (other.format == format || other.format == "full"),
                 "leanopt: the archive was written by ", other.rule, " (", other.format, ", ",
                 other.weights, "), this optimizer is ", rule, " (", format, ", ", weights, ")");

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <leanopt/optim/archive.hpp>
+#include <leanopt/optim/plan.hpp>
 #include <leanopt/optim/slots.hpp>
 #include <leanopt/optim/state.hpp>
 
@@ -12,6 +13,7 @@
 #include <c10/util/Type.h>
 
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <string>
 #include <tuple>
@@ -29,33 +31,33 @@ using torch::optim::OptimizerParamState;
 
 namespace detail {
 
-/// Where a parameter stands in the groups, for messages.
-struct place {
-  std::size_t group, index;
-  friend std::ostream& operator<<(std::ostream& out, const place& p) {
-    return out << "parameter " << p.index << " of group " << p.group;
-  }
-};
-
 /// What the front must know of an optimizer's rule, format and weights.
 struct description {
   archive_signature who;
   std::vector<slot_spec> slots;  ///< all that a state may hold
   codec compressed;              ///< those of them that the format compresses
   state_kind kind;
-  bool takes_complex;
+  bool takes_complex = false, takes_float16 = true;
+  bool squares_in_float = false;  ///< also of float64 parameters
+  /// The type of the residual bits of bfloat16 weights, if the weights have some.
+  at::ScalarType residual = at::ScalarType::Undefined;
+  /// The numbers of a weight, widened.
+  void (*widen)(cpu::level, const operand&, std::size_t first, std::size_t n, float* out) = nullptr;
 };
-/// When a parameter's moments are compressed, and the seed of its random bits.
-struct compression {
+/// What a group's options say beside its rule: when moments are compressed, the seed of random
+/// bits, what happens to gradients that are not finite.
+struct storage {
   std::int64_t min_elements = 0;
   std::uint64_t seed = 0;
+  nonfinite bad_gradients = nonfinite::propagate;
 };
 
 class front : public Optimizer {
  public:
   /// One step of every parameter that has a gradient. All parameters, gradients, options and states
   /// are checked before the first changes. @throws for sparse gradients. For parameters without
-  /// elements steps are counted, nothing else.
+  /// elements steps are counted, nothing else. A gradient that is not finite in a group with
+  /// nonfinite::skip_step leaves out the step of all groups.
   Tensor step(LossClosure closure = nullptr) override {
     Tensor loss;
     if (closure) {
@@ -64,21 +66,21 @@ class front : public Optimizer {
     }
     const c10::InferenceMode normal(false);  // state made in this step must serve later ones
     const at::NoGradGuard no_grad;
-    refresh();
-    converted views;
-    std::vector<entry> entries = collect(views);
-    for (entry& e : entries) {
-      if (!e.state) e.state = make_state(e.p);
-      set_ordinal(*e.state);
+    collect();
+    if (skips_step()) {
+      ++skipped_steps_;
+      return loss;
     }
     const cpu::float_environment guard;  // coefficients are part of the promise of equal bits
-    run(entries);
-    for (const entry& e : entries) {  // nothing below can throw
-      count_step(*e.state);
-      bump(e.p);  // autograd must see what raw pointers changed
-      with_class(*e.state, what_.kind, [](auto& s) {
-        each_tensor(s, [](const std::string&, const Tensor& t) { bump(t); });
-      });
+    for (plan* x : active_)
+      if (!x->is_ready) make_ready(*x);
+    run(active_);
+    for (const plan* x : active_) {  // nothing below can throw
+      count_step(*x->state);
+      bump(*x->p);  // autograd must see what raw pointers changed
+      adopt(*x->state, *x->p);
+      with_class(*x->state, what_.kind,
+                 [](auto& s) { each_tensor_of(s, [](const Tensor& t) { bump(t); }); });
     }
     return loss;
   }
@@ -99,7 +101,53 @@ class front : public Optimizer {
     }
   }
 
+  /// How many elements nonfinite::skip_element, and steps nonfinite::skip_step, left out since the
+  /// optimizer was built.
+  std::int64_t skipped_elements() const { return skipped_elements_; }
+  std::int64_t skipped_steps() const { return skipped_steps_; }
+
+  const description& what() const { return what_; }
+  /// How often `p` was stepped.
+  std::int64_t steps_of(const Tensor& p) const {
+    const OptimizerParamState* s = state_for(p);
+    return s ? steps(*s) : 0;
+  }
+  /// What Python's class calls the slot `name` of a parameter of a group.
+  virtual std::string python_key(const std::string& name, std::size_t group) const = 0;
+  /// Memory that steps reuse.
+  virtual std::int64_t scratch_bytes() const = 0;
+  /// About what lists, keys and objects take on the host, tensors' own data apart.
+  std::int64_t bookkeeping_bytes() const {
+    constexpr std::int64_t node = 4 * sizeof(void*),
+                           tensor = sizeof(c10::TensorImpl) + sizeof(c10::StorageImpl);
+    std::int64_t bytes = sizeof(*this);
+    for (const auto& [key, s] : state_) {
+      bytes += node + std::int64_t(sizeof(ParamState));
+      if (s)
+        with_class(*s, what_.kind, [&](auto& own) {
+          each_tensor(own, [&](const std::string& name, const Tensor&) {
+            bytes += tensor + std::int64_t(sizeof(std::pair<std::string, Tensor>) + name.size());
+          });
+        });
+    }
+    bytes += std::int64_t(owners_.size()) * std::int64_t(node + sizeof(void*));
+    bytes += std::int64_t(seen_.capacity() * sizeof(identity) + plans_.capacity() * sizeof(plan) +
+                          active_.capacity() * sizeof(plan*));
+    for (const auto& g : param_groups_)
+      bytes += std::int64_t(g.params().size() * sizeof(Tensor) + sizeof(g)) + 256;  // its options
+    return bytes;
+  }
+
   void save(torch::serialize::OutputArchive& archive) const override {
+    if (has_residuals())
+      for (const auto& g : param_groups_)
+        for (const Tensor& p : g.params())
+          if (const auto it = state_.find(p.unsafeGetTensorImpl());
+              it != state_.end() && it->second) {
+            auto& s = static_cast<ParamState&>(*it->second);
+            const bool current = s.tensor(residual_name).defined() && is_current(s, p);
+            s.weight_digest(current ? digest_of(p) : 0);
+          }
     write_archive(archive, param_groups_, state_, what_.who, next_ordinal_,
                   [&](std::size_t i) { return options_in(i); });
   }
@@ -117,6 +165,9 @@ class front : public Optimizer {
       for (const slot_spec& one : what_.slots)  // an archive in memory may be loaded again
         for (const std::string& name : {std::string(one.name), header_of(one.name)})
           if (const Tensor t = get(*s, name); t.defined()) set(*s, name, t.clone());
+    if (has_residuals())
+      for (auto& [p, s] : read.states)
+        if (const Tensor t = get(*s, residual_name); t.defined()) set(*s, residual_name, t.clone());
     state_.clear();
     owners_.clear();
     seen_.clear();
@@ -138,16 +189,42 @@ class front : public Optimizer {
   void change_rows(const Tensor& p, std::int64_t rows, const change& f) {
     OptimizerParamState* s = state_for(p);
     if (!s) return;
+    if (has_residuals())
+      if (auto& own = static_cast<ParamState&>(*s); own.tensor(residual_name).defined())
+        own.tensor(residual_name, f(settled_residual(own, p, p, what_.residual)));
     std::vector<Tensor> moments = decoded(*s, p);
     for (Tensor& m : moments) m = f(m);
-    for (const slot_spec& one : what_.slots)
-      if (const Tensor t = get(*s, one.name);
-          t.defined() && t.scalar_type() != at::kByte && one.has_rows(int(p.dim())))
+    for (const slot_spec& one : what_.slots) {
+      const bool codes = !moments.empty() && is_compressible(one.name);
+      if (const Tensor t = get(*s, one.name); t.defined() && !codes && one.has_rows(int(p.dim())))
         set(*s, one.name, f(t));
+    }
     if (moments.empty()) return;
     auto sizes = p.sizes().vec();
     sizes[0] = rows;
     encode_again(*s, at::empty(sizes, p.options()), std::move(moments), p);
+  }
+  /// The weight in `p` is the one that its state belongs to, however it came there.
+  void adopt(const Tensor& p) {
+    if (OptimizerParamState* s = has_residuals() ? state_for(p) : nullptr) adopt(*s, p);
+  }
+  /// The weight of `p` as it is stepped: float32, or float64, with its residual bits.
+  Tensor read_weight(const Tensor& p) const {
+    find(p);
+    const Tensor from = p.detach();
+    if (from.scalar_type() == at::kDouble || from.is_complex()) return from.clone();
+    Tensor rest, order = at::empty_like(from, from.options().dtype(at::kFloat));
+    if (has_residuals())
+      if (const auto* s = static_cast<const ParamState*>(state_for(p)))
+        if (is_current(*s, p)) rest = s->tensor(residual_name);
+    if (!rest.defined() && has_residuals()) return from.to(at::kFloat, false, /*copy=*/true);
+    if (rest.defined()) order = at::empty_like(rest, rest.options().dtype(at::kFloat));
+    engine::operands shapes;
+    operand x = shapes.in_order_of(order, from);
+    if (rest.defined()) x.residual = rest.data_ptr();
+    what_.widen(engine::level_from_environment(), x, 0, std::size_t(from.numel()),
+                static_cast<float*>(order.data_ptr()));
+    return order;
   }
   /// The slot called `name` in full precision; undefined where there is none.
   Tensor read_slot(const Tensor& p, const std::string& name) const {
@@ -188,14 +265,6 @@ class front : public Optimizer {
   }
 
  protected:
-  /// A parameter with a gradient, about to be stepped.
-  struct entry {
-    const OptimizerOptions* options;
-    Tensor p, g;
-    place where;
-    OptimizerParamState* state;
-  };
-
   /// LibTorch sees no group, so it merges and drops nothing; derived constructors append the
   /// groups.
   front(std::unique_ptr<OptimizerOptions> defaults, description what)
@@ -217,10 +286,15 @@ class front : public Optimizer {
   virtual void assign(OptimizerParamGroup& group, std::unique_ptr<OptimizerOptions> options) = 0;
   virtual bool is_own(const OptimizerOptions& o) const = 0;
   virtual void check_options(const OptimizerOptions& o, const std::string& where) const = 0;
-  virtual compression compression_of(const OptimizerOptions& o) const = 0;
+  virtual bool same_options(const OptimizerOptions& a, const OptimizerOptions& b) const = 0;
+  virtual storage storage_of(const OptimizerOptions& o) const = 0;
+  /// Whether nothing differs that the plans of parameters depend on, all but the rate.
+  virtual bool agree_but_for_rate(const OptimizerOptions& a, const OptimizerOptions& b) const = 0;
   virtual std::unique_ptr<OptimizerParamState> new_state() const = 0;
+  /// Makes the slots and the work of a plan, of whose parameter, gradient and state all is checked.
+  virtual void build(plan& x) = 0;
   /// Steps them all; nothing in them can be wrong.
-  virtual void run(std::vector<entry>& entries) = 0;
+  virtual void run(const std::vector<plan*>& plans) = 0;
 
   // ---- a parameter's state
 
@@ -243,27 +317,29 @@ class front : public Optimizer {
   /// Brings the slots `moments`, which the format compresses, into the form of the next step:
   /// codes, or full precision for a tensor below the group's threshold. Returns whether they are
   /// codes.
-  bool recode(const entry& e, const std::vector<slot_spec>& moments) const {
+  bool recode(const plan& x, const std::vector<slot_spec>& moments) const {
     const codec& c = what_.compressed;
     if (c.slots.empty()) return false;
-    const auto [min_elements, seed] = compression_of(*e.options);
-    auto& s = static_cast<ParamState&>(*e.state);
-    const bool want = e.p.numel() >= min_elements, have = is_compressed(s, moments[0].name);
+    const storage o = storage_of(*x.options);
+    const Tensor& p = *x.p;
+    auto& s = static_cast<ParamState&>(*x.state);
+    const bool want = p.numel() >= o.min_elements;
+    const bool have = c.compresses(s, moments[0].name, p);
     if (want && !have) {
       bool fresh = true;
       for (const slot_spec& one : moments) fresh = fresh && !s.tensor(one.name).defined();
       if (fresh) {
-        make_codes(c, s, e.p);
+        make_codes(c, s, p);
       } else {
         std::vector<Tensor> values;
         for (const slot_spec& one : moments) {
-          const Tensor x = s.tensor(one.name);
-          values.push_back(x.defined() ? x : at::zeros(e.p.sizes(), at::kFloat));
+          const Tensor held = s.tensor(one.name);
+          values.push_back(held.defined() ? held : at::zeros(p.sizes(), at::kFloat));
         }
-        encode(c, s, e.p, ~key_of(s, steps(s), seed), std::move(values));
+        encode(c, s, p, ~key_of(s, steps(s), o.seed), std::move(values));
       }
     } else if (!want && have) {
-      const auto values = decode(c, s, e.p);
+      const auto values = decode(c, s, p);
       for (std::size_t k = 0; k < moments.size(); ++k) {
         s.tensor(moments[k].name, values[k]);
         s.tensor(header_of(moments[k].name), {});
@@ -271,13 +347,25 @@ class front : public Optimizer {
     }
     return want;
   }
-  void point_to_codes(const entry& e, const std::vector<slot_spec>& moments,
+  void point_to_codes(const plan& x, const std::vector<slot_spec>& moments,
                       cpu::tensor_step& t) const {
     for (std::size_t k = 0; k < moments.size(); ++k) {
-      t.slots[k] = get(*e.state, moments[k].name).data_ptr();
-      t.headers[k] =
-          static_cast<std::uint16_t*>(get(*e.state, header_of(moments[k].name)).data_ptr());
+      t.slots[k] = get(*x.state, moments[k].name).data_ptr();
+      if (what_.compressed.has_headers())
+        t.headers[k] = get(*x.state, header_of(moments[k].name)).data_ptr();
     }
+  }
+  bool has_residuals() const { return what_.residual != at::ScalarType::Undefined; }
+  /// Where the residual bits of a parameter are, for an operand in the order of `order`; null where
+  /// it has none.
+  void* point_to_residual(const plan& x, const Tensor& order) const {
+    if (!has_residuals() || x.p->scalar_type() != at::kBFloat16) return nullptr;
+    auto& s = static_cast<ParamState&>(*x.state);
+    return settled_residual(s, *x.p, order, what_.residual).data_ptr();
+  }
+  /// Where the engine counts the elements that it skips; null where it skips none.
+  std::int64_t* point_to_skipped(const OptimizerOptions& o) {
+    return storage_of(o).bad_gradients == nonfinite::skip_element ? &skipped_elements_ : nullptr;
   }
 
   place find(const Tensor& p) const {
@@ -300,8 +388,8 @@ class front : public Optimizer {
 
   static std::string group_name(std::size_t i) { return "group " + std::to_string(i); }
 
-  /// The lists are the user's and change at any time: each step compares them with those it saw
-  /// last.
+  /// The lists are the user's and change at any time: where they differ from those that the plans
+  /// were made for, they are checked and all plans are made anew.
   void refresh() {
     std::size_t n = 0;
     bool same = true;
@@ -328,18 +416,32 @@ class front : public Optimizer {
         pin(p);
         seen_.push_back(identity_of(p));
       }
+    plans_.clear();
+    plans_.resize(n);
   }
 
  private:
   /// A tensor and its memory, which set_data() changes.
-  using identity = std::tuple<const void*, const void*, std::int64_t>;
+  struct identity {
+    const void *impl, *data;
+    std::int64_t elements;
+    bool operator==(const identity& b) const {
+      return impl == b.impl && data == b.data && elements == b.elements;
+    }
+  };
   static identity identity_of(const Tensor& p) {
     const auto* impl = p.unsafeGetTensorImpl();
     return {impl, impl->has_storage() ? p.data_ptr() : nullptr, p.defined() ? p.numel() : 0};
   }
 
-  using converted = std::vector<std::unique_ptr<OptimizerOptions>>;
-
+  bool is_compressible(const std::string& name) const {
+    const auto& slots = what_.compressed.slots;
+    return std::any_of(slots.begin(), slots.end(),
+                       [&](const slot_spec& one) { return name == one.name; });
+  }
+  void adopt(OptimizerParamState& s, const Tensor& p) const {
+    if (has_residuals()) remember_weight(static_cast<ParamState&>(s), p);
+  }
   void count_step(OptimizerParamState& s) const {
     with_class(s, what_.kind, [](auto& own) { own.step(own.step() + 1); });
   }
@@ -368,44 +470,97 @@ class front : public Optimizer {
   /// key.
   void encode_again(OptimizerParamState& s, const Tensor& like, std::vector<Tensor> moments,
                     const Tensor& p) const {
-    const std::uint64_t seed = compression_of(*options_in(find(p).group)).seed;
+    const std::uint64_t seed = storage_of(*options_in(find(p).group)).seed;
     encode(what_.compressed, static_cast<ParamState&>(s), like, ~key_of(s, steps(s), seed),
            std::move(moments));
   }
 
-  /// The parameters with a gradient. LibTorch's options pushed by hand are read through `views` and
-  /// left in place.
-  std::vector<entry> collect(converted& views) {
-    std::vector<entry> entries;
-    for (std::size_t i = 0; i < param_groups_.size(); ++i) {
+  /// Plans for the parameters with a gradient, all of them checked; nothing has changed yet.
+  /// LibTorch's options pushed by hand are read through `views_` and left in place.
+  void collect() {
+    refresh();
+    active_.clear();
+    views_.clear();
+    converted_.clear();
+    const std::size_t groups = param_groups_.size();
+    if (checked_.size() != groups) checked_.resize(groups);
+    std::size_t n = 0;
+    for (std::size_t i = 0; i < groups; ++i) {
       auto& group = param_groups_[i];
       const OptimizerOptions* o = &group.options();
-      if (!is_own(*o)) o = views.emplace_back(convert(*o, i)).get();
-      check_options(*o, group_name(i));
-      for (std::size_t j = 0; j < group.params().size(); ++j) {
-        const place where{i, j};
+      if (!is_own(*o)) o = views_.emplace_back(convert(*o, i)).get();
+      const bool changed = look_at_options(*o, i);
+      for (std::size_t j = 0; j < group.params().size(); ++j, ++n) {
         const Tensor& p = group.params()[j];
-        Tensor g = p.grad();
+        const Tensor& g = std::as_const(p).grad();
+        plan& x = plans_[n];
+        x.is_ready = x.is_ready && !changed;
         if (!g.defined()) continue;
-        TORCH_CHECK(g.layout() == at::kStrided, "leanopt: the gradient of ", where, " is ",
-                    g.layout() == at::kSparse ? "sparse" : "not strided",
-                    "; make it dense (for embeddings: sparse(false))");
-        TORCH_CHECK(g.sizes() == p.sizes() && g.device() == p.device(), "leanopt: ", where,
-                    " has sizes ", p.sizes(), " on ", p.device(), ", its gradient ", g.sizes(),
-                    " on ", g.device());
-        check_parameter(p, where);  // its module may have moved since the lists were checked
-        OptimizerParamState* s = nullptr;
-        if (const auto it = state_.find(p.unsafeGetTensorImpl());
-            it != state_.end() && it->second) {
-          s = it->second.get();
-          check_state(*s, p, where);
-        }
-        if (g.is_conj() || g.is_neg()) g = g.resolve_conj().resolve_neg();
-        if (!same_arithmetic(g, p)) g = g.to(p.scalar_type());
-        entries.push_back({o, p, g, where, s});
+        const auto it = state_.find(p.unsafeGetTensorImpl());
+        OptimizerParamState* s = it == state_.end() ? nullptr : it->second.get();
+        x.p = &p;
+        x.g = &g;
+        if (!is_valid(x, o, s)) check(x, place{i, j}, o, s);
+        active_.push_back(&x);
       }
     }
-    return entries;
+  }
+  /// Checks options that changed since they were checked last; returns whether plans depend on it.
+  bool look_at_options(const OptimizerOptions& o, std::size_t group) {
+    auto& known = checked_[group];
+    if (known && same_options(*known, o)) return false;
+    check_options(o, group_name(group));
+    const bool rate_only = known && agree_but_for_rate(*known, o);
+    known = o.clone();
+    return !rate_only;
+  }
+  /// Whether a plan is made of what is there now.
+  bool is_valid(const plan& x, const OptimizerOptions* o, OptimizerParamState* s) const {
+    if (!x.is_ready || x.options != o || x.state != s || !x.of_p.are_of(*x.p) ||
+        !x.of_g.are_but_for_data_of(*x.g))
+      return false;
+    if (x.job.work.p.residual && !is_current(static_cast<const ParamState&>(*s), *x.p))
+      return false;
+    return with_class(*s, what_.kind,
+                      [&](auto& own) { return own.step() >= 0 && x.held.are_of(own); });
+  }
+  /// Checks all that a new plan is made of.
+  void check(plan& x, place where, const OptimizerOptions* o, OptimizerParamState* s) {
+    const Tensor &p = *x.p, &g = *x.g;
+    x.is_ready = false;
+    TORCH_CHECK(g.layout() == at::kStrided, "leanopt: the gradient of ", where, " is ",
+                g.layout() == at::kSparse ? "sparse" : "not strided",
+                "; make it dense (for embeddings: sparse(false))");
+    TORCH_CHECK(g.sizes() == p.sizes() && g.device() == p.device(), "leanopt: ", where,
+                " has sizes ", p.sizes(), " on ", p.device(), ", its gradient ", g.sizes(), " on ",
+                g.device());
+    check_parameter(p, where);  // its module may have moved since the lists were checked
+    if (s) check_state(*s, p, where);
+    Tensor plain = g;
+    if (g.is_conj() || g.is_neg()) plain = plain.resolve_conj().resolve_neg();
+    if (!same_arithmetic(plain, p)) plain = plain.to(p.scalar_type());
+    if (!plain.is_same(g)) x.g = &converted_.emplace_back(std::move(plain));
+    x.where = where;
+    x.options = o;
+    x.state = s;
+  }
+  bool skips_step() const {
+    return std::any_of(active_.begin(), active_.end(), [&](const plan* x) {
+      return storage_of(*x->options).bad_gradients == nonfinite::skip_step &&
+             engine::has_bad_number(*x->g, what_.squares_in_float);
+    });
+  }
+  /// Makes a plan that was checked.
+  void make_ready(plan& x) {
+    if (!x.state) x.state = make_state(*x.p);
+    set_ordinal(*x.state);
+    x.job = {};
+    x.shapes.clear();
+    build(x);
+    x.of_p = tensor_facts(*x.p);
+    x.of_g = tensor_facts(*x.g);
+    with_class(*x.state, what_.kind, [&](auto& s) { x.held.remember(s); });
+    x.is_ready = true;
   }
 
   /// Whether the engine reads both as they are: it widens 16-bit numbers, not float32 to float64.
@@ -416,6 +571,9 @@ class front : public Optimizer {
   }
   void check_type(const Tensor& p, place where) const {
     const auto type = p.scalar_type();
+    TORCH_CHECK(type != at::kHalf || what_.takes_float16, "leanopt: ", where,
+                " has type Half, which ", what_.who.weights,
+                " weights cannot hold; use BFloat16, or plain weights");
     const bool real =
         type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
     const bool complex = type == at::kComplexFloat || type == at::kComplexDouble;
@@ -436,9 +594,10 @@ class front : public Optimizer {
     if (what_.kind != state_kind::ours) return;
     const auto& s = static_cast<const ParamState&>(state);
     for (const slot_spec& one : what_.compressed.slots) {
-      const bool codes = is_compressed(s, one.name);
-      TORCH_CHECK(codes == s.tensor(header_of(one.name)).defined() &&
-                      codes == is_compressed(s, what_.compressed.slots[0].name),
+      const bool codes = what_.compressed.compresses(s, one.name, p);
+      const bool header = s.tensor(header_of(one.name)).defined();
+      TORCH_CHECK((codes == header || !what_.compressed.has_headers()) &&
+                      codes == what_.compressed.compresses(s, what_.compressed.slots[0].name, p),
                   "leanopt: the state of ", where,
                   " has codes without headers, or headers without "
                   "codes: ",
@@ -460,11 +619,18 @@ class front : public Optimizer {
       type = at::isFloatingType(t.scalar_type()) || (t.is_complex() && p.is_complex());
     }
     for (const slot_spec& one : c.slots) {
-      if (name == one.name && t.scalar_type() == at::kByte) type = is_raw(t, p);
-      if (name != header_of(one.name)) continue;
+      if (name == one.name && t.scalar_type() == at::kByte)
+        type = c.code_type == at::kByte && is_raw(t, p);
+      if (name != header_of(one.name) || !c.has_headers()) continue;
       known = true;
       sizes = {c.blocks_of(p.numel())};
-      type = t.scalar_type() == at::kShort && is_raw(t, p);
+      type = t.scalar_type() == c.header_type && is_raw(t, p);
+    }
+    if (name == residual_name && has_residuals() && p.scalar_type() == at::kBFloat16) {
+      known = true;
+      sizes = p.sizes().vec();
+      type = t.scalar_type() == what_.residual && t.is_non_overlapping_and_dense() &&
+             t.device() == p.device();
     }
     TORCH_CHECK(known, "leanopt: the state of ", where, " has ", name, ", which ", what_.who.text(),
                 " does not keep");
@@ -565,9 +731,13 @@ class front : public Optimizer {
     return false;
   }
 
-  std::int64_t next_ordinal_ = 0;
+  std::int64_t next_ordinal_ = 0, skipped_elements_ = 0, skipped_steps_ = 0;
   std::unordered_map<void*, c10::weak_intrusive_ptr<c10::TensorImpl>> owners_;
   std::vector<identity> seen_;
+  std::vector<plan> plans_;    // of all parameters, in the order of the lists
+  std::vector<plan*> active_;  // those of this step
+  std::vector<std::unique_ptr<OptimizerOptions>> views_, checked_;
+  std::deque<Tensor> converted_;  // gradients of this step
 };
 
 }  // namespace detail

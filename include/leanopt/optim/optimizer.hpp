@@ -5,7 +5,6 @@
 #include <leanopt/engine/dispatch.hpp>
 #include <leanopt/optim/front.hpp>
 
-#include <deque>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -97,23 +96,53 @@ class optimizer : public detail::front {
   void check_options(const OptimizerOptions& o, const std::string& where) const override {
     static_cast<const Options&>(o).check(where, Format::compressed);
   }
-  detail::compression compression_of(const OptimizerOptions& given) const override {
-    if constexpr (Format::compressed) {
-      const auto& o = static_cast<const Options&>(given);
-      return {o.min_compressed_elements(), std::uint64_t(o.seed())};
-    }
-    return {};
+  bool same_options(const OptimizerOptions& a, const OptimizerOptions& b) const override {
+    return static_cast<const Options&>(a) == static_cast<const Options&>(b);
+  }
+  bool agree_but_for_rate(const OptimizerOptions& a, const OptimizerOptions& b) const override {
+    return differences(static_cast<const Options&>(a), static_cast<const Options&>(b)) <= 1;
+  }
+  detail::storage storage_of(const OptimizerOptions& given) const override {
+    const auto& o = static_cast<const Options&>(given);
+    detail::storage result;
+    if constexpr (Format::compressed) result.min_elements = o.min_compressed_elements();
+    if constexpr (Format::random || Weights::random) result.seed = std::uint64_t(o.seed());
+    result.bad_gradients = o.nonfinite();
+    return result;
   }
   std::unique_ptr<OptimizerParamState> new_state() const override {
     auto s = std::make_unique<State>();
     if constexpr (std::is_same_v<State, ParamState>) s->counter_bytes(Format::compressed ? 8 : 4);
     return s;
   }
-  void run(std::vector<entry>& entries) override {
+  std::string python_key(const std::string& name, std::size_t group) const override {
+    if constexpr (!Rule::elementwise) {
+      const auto o = options_in(group);
+      for (const slot_spec& s : what_.slots)
+        if (name == s.name) return Rule::python_key(static_cast<const Options&>(*o), s.name);
+    }
+    return name;
+  }
+  std::int64_t scratch_bytes() const override {
+    std::int64_t bytes = 0;
+    for (const auto& of_thread : scratch_)
+      bytes += std::int64_t(of_thread.capacity() * sizeof(double));
+    return bytes;
+  }
+  void build(detail::plan& x) override {
+    x.seed = storage_of(*x.options).seed;
+    x.job.work = cpu::matrix_step(x.p->sizes().data(), std::size_t(x.p->dim()));
+    x.job.work.skipped = point_to_skipped(*x.options);
     if constexpr (Rule::elementwise)
-      step_elements(entries);
+      build_elements(x);
     else
-      step_tensors(entries);
+      build_tensor(x);
+  }
+  void run(const std::vector<detail::plan*>& plans) override {
+    if constexpr (Rule::elementwise)
+      step_elements(plans);
+    else
+      step_tensors(plans);
   }
 
  private:
@@ -121,7 +150,12 @@ class optimizer : public detail::front {
 
   static detail::description describe() {
     using detail::codec;
-    detail::description d{{Rule::name, Format::name, Weights::name, ""}, {}, {}, {}, false};
+    detail::description d{{Rule::name, Format::name, Weights::name, ""}, {}, {}, {}};
+    using residual = typename Weights::residual;
+    if constexpr (!std::is_void_v<residual>)
+      d.residual = sizeof(residual) == 1 ? at::kChar : at::kShort;
+    d.takes_float16 = Weights::takes_float16;
+    d.widen = cpu::read<float, Weights>;
     if constexpr (!std::is_void_v<StockState>) d.who.stock_option = "betas";
     d.kind = detail::kind_of<State>;
     if constexpr (Rule::elementwise) {
@@ -129,6 +163,7 @@ class optimizer : public detail::front {
       d.slots = {all::slots, all::slots + all::slot_count};
       d.compressed = codec::of<typename Rule::template formula<false>, Format>();
       d.takes_complex = !Format::compressed;
+      d.squares_in_float = Format::compressed;
     } else {
       d.slots = {std::begin(Rule::moments), std::end(Rule::moments)};
       d.slots.push_back(rms_slot);
@@ -137,104 +172,113 @@ class optimizer : public detail::front {
     return d;
   }
 
-  void step_elements(std::vector<entry>& entries) {
-    using coeffs =
-        std::pair<typename Rule::template coeffs<float>, typename Rule::template coeffs<double>>;
-    std::deque<coeffs> prepared;  // of an options object and a step, which neighbours share
+  void build_elements(detail::plan& x) {
+    const auto& o = static_cast<const Options&>(*x.options);
+    auto moments = what_.slots;
+    moments.resize(o.amsgrad() ? 3 : 2);
+    cpu::tensor_step& t = x.job.work;
+    const auto type = x.p->scalar_type();
+    if (x.p->is_complex()) t.elements *= 2;
+    if (recode(x, moments)) {
+      point_to_codes(x, moments, t);
+      t.p = x.shapes.in_logical_order(*x.p);
+      t.g = x.shapes.in_logical_order(*x.g);
+      t.p.residual = point_to_residual(x, get(*x.state, moments[0].name));
+      x.function = engine::elementwise_function<Rule, Format, Weights>(type, 2);
+      return;
+    }
+    for (std::size_t k = 0; k < moments.size(); ++k)  // all in the order of the first
+      t.slots[k] = settle(x, moments[k], k ? get(*x.state, moments[0].name) : *x.p);
+    const Tensor order = get(*x.state, what_.slots[0].name);
+    t.p = x.shapes.in_order_of(order, *x.p);
+    t.g = x.shapes.in_order_of(order, *x.g);
+    t.p.residual = point_to_residual(x, order);
+    x.function =
+        engine::elementwise_function<Rule, formats::full, Weights>(type, int(moments.size()));
+  }
+
+  void step_elements(const std::vector<detail::plan*>& plans) {
+    // Coefficients are those of an options object and a step, which neighbours share.
     const OptimizerOptions* last_options = nullptr;
     std::int64_t last_step = 0;
-    engine::elementwise_work work;
-    for (entry& e : entries) {
-      const auto& o = static_cast<const Options&>(*e.options);
-      auto moments = what_.slots;
-      moments.resize(o.amsgrad() ? 3 : 2);
-      cpu::tensor_step t;
-      const bool codes = recode(e, moments);
-      if (codes)
-        point_to_codes(e, moments, t);
-      else
-        for (std::size_t k = 0; k < moments.size(); ++k)  // all in the order of the first
-          t.slots[k] = settle(e, moments[k], k ? get(*e.state, moments[0].name) : e.p);
-      const std::int64_t step = steps(*e.state) + 1;
-      if (e.p.numel() == 0) continue;
-      if (e.options != last_options || step != last_step) {
-        prepared.emplace_back(Rule::template prepare<float>(o, step),
-                              Rule::template prepare<double>(o, step));
-        last_options = e.options;
+    prepared_.clear();
+    for (detail::plan* x : plans) {
+      const std::int64_t step = steps(*x->state) + 1;
+      if (x->options != last_options || step != last_step) {
+        const auto& o = static_cast<const Options&>(*x->options);
+        prepared_.push_back(
+            {Rule::template prepare<float>(o, step), Rule::template prepare<double>(o, step)});
+        last_options = x->options;
         last_step = step;
       }
-      const auto type = e.p.scalar_type();
-      const bool is_double = c10::toRealValueType(type) == at::kDouble;
-      const void* c = is_double ? static_cast<const void*>(&prepared.back().second)
-                                : static_cast<const void*>(&prepared.back().first);
-      t.elements = std::size_t(e.p.numel()) * (e.p.is_complex() ? 2 : 1);
-      if (codes) {
-        t.key = key_of(*e.state, step, compression_of(o).seed);
-        t.p = work.shapes.in_logical_order(e.p);
-        t.g = work.shapes.in_logical_order(e.g);
-        work.add(t, c, engine::elementwise_function<Rule, Format, Weights>(type, 2));
-      } else {
-        const Tensor order = get(*e.state, what_.slots[0].name);
-        t.p = work.shapes.in_order_of(order, e.p);
-        t.g = work.shapes.in_order_of(order, e.g);
-        work.add(
-            t, c,
-            engine::elementwise_function<Rule, formats::full, Weights>(type, int(moments.size())));
-      }
+      x->coeffs = prepared_.size() - 1;
+      x->job.work.g.data = x->g->data_ptr();
+      if constexpr (needs_key) x->job.work.key = key_of(*x->state, step, x->seed);
     }
-    work.run(engine::level_from_environment());
+    elements_.clear();
+    for (const detail::plan* x : plans) {
+      const auto& [single, twofold] = prepared_[x->coeffs];
+      const bool is_double = x->job.work.p.type == number::float64;
+      const void* c = is_double ? static_cast<const void*>(&twofold) : &single;
+      if (x->job.work.elements) elements_.add(x->job.work, c, x->function);
+    }
+    elements_.run(engine::level_from_environment());
   }
 
   /// A slot in full precision, in the order of the strides of `order`.
-  void* settle(const entry& e, const slot_spec& one, const Tensor& order) const {
-    const Tensor held = get(*e.state, one.name), ready = detail::settled(held, order);
-    if (!ready.is_same(held)) set(*e.state, one.name, ready);
+  void* settle(const detail::plan& x, const slot_spec& one, const Tensor& order) const {
+    const Tensor held = get(*x.state, one.name), ready = detail::settled(held, order);
+    if (!ready.is_same(held)) set(*x.state, one.name, ready);
     return ready.data_ptr();
   }
 
-  void step_tensors(std::vector<entry>& entries) {
-    engine::tensor_work work;
-    for (entry& e : entries) {
-      const auto& o = static_cast<const Options&>(*e.options);
-      auto& s = static_cast<ParamState&>(*e.state);
-      const Tensor& p = e.p;
-      const auto& [exp_avg, row, column, variance] = Rule::moments;
-      engine::tensor_job job;
-      job.options = e.options;
-      job.step = steps(s) + 1;
-      if (Rule::keeps_rms(o)) s.counter_bytes(8);
-      if (p.numel() == 0) continue;
-      cpu::matrix_step& t = job.work;
-      t.elements = std::size_t(p.numel());
-      if (p.dim() > 1) {
-        t.rows = std::size_t(p.size(-2));
-        t.columns = std::size_t(p.size(-1));
-        t.batch = t.elements / (t.rows * t.columns);
-        t.row = hold(s, row, p);
-        t.column = hold(s, column, p);
-      } else {
-        t.variance = hold(s, variance, p);
-      }
-      job.first_moment = o.beta1().has_value();
-      bool codes = false;
-      if (job.first_moment) {
-        codes = recode(e, {exp_avg});
-        if (codes)
-          point_to_codes(e, {exp_avg}, t);
-        else
-          t.slots[0] = hold(s, exp_avg, p);
-      }
-      if (Rule::keeps_rms(o)) job.rms = hold(s, rms_slot, p);
-      t.key = key_of(s, job.step, compression_of(o).seed);
-      t.p = work.shapes.in_logical_order(p);
-      t.g = work.shapes.in_logical_order(e.g);
-      if (codes)
-        engine::set_function<Rule, Format, Weights, Options>(job, p.scalar_type());
-      else
-        engine::set_function<Rule, formats::full, Weights, Options>(job, p.scalar_type());
-      work.add(job);
+  void build_tensor(detail::plan& x) {
+    const auto& o = static_cast<const Options&>(*x.options);
+    auto& s = static_cast<ParamState&>(*x.state);
+    const Tensor& p = *x.p;
+    const auto& [exp_avg, row, column, variance] = Rule::moments;
+    if (Rule::keeps_rms(o)) s.counter_bytes(8);
+    if (p.numel() == 0) return;
+    engine::tensor_job& job = x.job;
+    cpu::matrix_step& t = job.work;
+    if (p.dim() > 1) {
+      t.row = hold(s, row, p);
+      t.column = hold(s, column, p);
+    } else {
+      t.variance = hold(s, variance, p);
     }
-    work.run(engine::level_from_environment(), scratch_);
+    job.options = x.options;
+    job.first_moment = o.beta1().has_value();
+    bool codes = false;
+    if (job.first_moment) {
+      codes = recode(x, {exp_avg});
+      if (codes)
+        point_to_codes(x, {exp_avg}, t);
+      else
+        t.slots[0] = hold(s, exp_avg, p);
+    }
+    if (Rule::keeps_rms(o)) job.rms = hold(s, rms_slot, p);
+    t.p = x.shapes.in_logical_order(p);
+    t.g = x.shapes.in_logical_order(*x.g);
+    if (has_residuals())  // in logical order, whatever the parameter's strides
+      t.p.residual = point_to_residual(x, at::empty(p.sizes(), p.options().device(at::kMeta)));
+    if (codes)
+      engine::set_function<Rule, Format, Weights, Options>(job, p.scalar_type());
+    else
+      engine::set_function<Rule, formats::full, Weights, Options>(job, p.scalar_type());
+  }
+
+  void step_tensors(const std::vector<detail::plan*>& plans) {
+    tensors_.clear();
+    for (detail::plan* x : plans) {
+      if (x->p->numel() == 0) continue;
+      engine::tensor_job& job = x->job;
+      job.step = steps(*x->state) + 1;
+      job.work.g.data = x->g->data_ptr();
+      if constexpr (needs_key) job.work.key = key_of(*x->state, job.step, x->seed);
+      tensors_.add(job);
+    }
+    tensors_.run(engine::level_from_environment(), scratch_);
   }
   /// A slot in full precision, in logical order: where the passes of a tensor rule find it.
   static void* hold(ParamState& s, const slot_spec& one, const Tensor& p) {
@@ -249,7 +293,15 @@ class optimizer : public detail::front {
     return x.data_ptr();
   }
 
-  engine::scratch_memory scratch_;  // of tensor rules
+  static constexpr bool needs_key = Format::random || Weights::random;
+
+  // Of elementwise rules and of tensor rules: lists that keep their memory from step to step.
+  using coeffs =
+      std::pair<typename Rule::template coeffs<float>, typename Rule::template coeffs<double>>;
+  std::vector<coeffs> prepared_;
+  engine::elementwise_work elements_;
+  engine::tensor_work tensors_;
+  engine::scratch_memory scratch_;
 };
 
 }  // namespace leanopt

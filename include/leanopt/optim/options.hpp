@@ -6,7 +6,7 @@
 //
 // A class of options is one chain of single inheritance, from LibTorch's class to the one users
 // name:
-//   torch::optim::AdamWOptions <- settings <- rule's fields <- format's fields <- options<...>
+//   torch::optim::AdamWOptions <- settings <- rule's fields <- storage's fields <- options<...>
 // Each link names its fields once, in `all`; save, load, compare, print, range checks and
 // inheritance are made from that.
 #pragma once
@@ -55,6 +55,7 @@ namespace detail {
 // ---- what can be done with a list of fields, whatever class it is of ---------------------------
 
 inline bool contains(const range& r, double v) { return r.contains(v); }
+inline bool contains(const range& r, nonfinite v) { return r.contains(double(v)); }
 inline bool contains(const range& r, const std::optional<double>& v) {
   return !v || r.contains(*v);
 }
@@ -63,6 +64,12 @@ bool contains(const range& r, const std::tuple<A, B>& v) {
   return contains(r, std::get<0>(v)) && contains(r, std::get<1>(v));
 }
 inline void print(std::ostream& out, double v) { out << v; }
+inline void print(std::ostream& out, nonfinite v) {
+  out << (v == nonfinite::propagate      ? "propagate"
+          : v == nonfinite::skip_element ? "skip_element"
+          : v == nonfinite::skip_step    ? "skip_step"
+                                         : "unknown");
+}
 inline void print(std::ostream& out, const std::optional<double>& v) {
   v ? out << *v : out << "unset";
 }
@@ -100,6 +107,7 @@ inline void write(torch::serialize::OutputArchive& archive, const fields_list& f
       case field::kind::real: value = f.as<double>(); break;
       case field::kind::integer: value = f.as<std::int64_t>(); break;
       case field::kind::flag: value = f.as<bool>(); break;
+      case field::kind::choice: value = std::int64_t(f.as<nonfinite>()); break;
       case field::kind::optional: value = number_of(f.as<field::optional>()); break;
       case field::kind::pair: value = f.as<field::pair>(); break;
       case field::kind::optional_pair: {
@@ -122,6 +130,7 @@ inline std::uint64_t read(torch::serialize::InputArchive& archive, const fields_
       case field::kind::real: f.as<double>() = value.toDouble(); break;
       case field::kind::integer: f.as<std::int64_t>() = value.toInt(); break;
       case field::kind::flag: f.as<bool>() = value.toBool(); break;
+      case field::kind::choice: f.as<nonfinite>() = nonfinite(value.toInt()); break;
       case field::kind::optional: f.as<field::optional>() = optional_of(value.toDouble()); break;
       case field::kind::pair: f.as<field::pair>() = value.to<field::pair>(); break;
       case field::kind::optional_pair: {
@@ -182,9 +191,11 @@ class settings : public Stock {
     complete_ = true;
   }
 
-  friend bool operator==(const Self& a, const Self& b) {
-    return set_bits(all_of(a), all_of(b), 0) == 0;
+  /// A bit per field that differs, in the order of `all`, in which the rate is first.
+  friend std::uint64_t differences(const Self& a, const Self& b) {
+    return set_bits(all_of(a), all_of(b), 0);
   }
+  friend bool operator==(const Self& a, const Self& b) { return differences(a, b) == 0; }
   friend bool operator!=(const Self& a, const Self& b) { return !(a == b); }
   friend std::ostream& operator<<(std::ostream& out, const Self& o) {
     const char* separator = "";
@@ -250,15 +261,64 @@ class settings : public Stock {
   bool complete_ = false;
 };
 
+// ---- what the storage adds to a rule's fields ---------------------------------------------------
+
+/// How many elements a tensor has at least whose moments are compressed.
+template <class Self, class Parent>
+class threshold_fields : public Parent {
+  LEANOPT_OPTION(std::int64_t, min_compressed_elements) = 4096;
+
+ public:
+  fields_list all() {
+    fields_list list = Parent::all();
+    list.add({"min_compressed_elements", not_negative, min_compressed_elements_});
+    return list;
+  }
+};
+/// The seed of the random bits with which moments or weights are rounded.
+template <class Self, class Parent>
+class seed_fields : public Parent {
+  LEANOPT_OPTION(std::int64_t, seed) = 0;
+
+ public:
+  fields_list all() {
+    fields_list list = Parent::all();
+    list.add({"seed", any_value, seed_});
+    return list;
+  }
+};
+/// What a step does about gradients that are not finite.
+template <class Self, class Parent>
+class nonfinite_fields : public Parent {
+  LEANOPT_OPTION(leanopt::nonfinite, nonfinite) = leanopt::nonfinite::propagate;
+
+ public:
+  fields_list all() {
+    fields_list list = Parent::all();
+    list.add({"nonfinite", range{0, 3}, nonfinite_});
+    return list;
+  }
+};
+
+template <class Self, class Rule>
+using rule_fields =
+    typename Rule::template fields<Self, settings<Self, typename stock<Rule>::options>>;
 template <class Self, class Rule, class Format>
-using options_base = typename Format::template fields<
-    Self, typename Rule::template fields<Self, settings<Self, typename stock<Rule>::options>>>;
+using format_fields =
+    std::conditional_t<Format::compressed, threshold_fields<Self, rule_fields<Self, Rule>>,
+                       rule_fields<Self, Rule>>;
+template <class Self, class Rule, class Format, class Weights>
+using options_base =
+    nonfinite_fields<Self, std::conditional_t<Format::random || Weights::random,
+                                              seed_fields<Self, format_fields<Self, Rule, Format>>,
+                                              format_fields<Self, Rule, Format>>>;
 
 }  // namespace detail
 
 /// The options of optimizer<Rule, Format, Weights>.
 template <class Rule, class Format, class Weights>
-class options final : public detail::options_base<options<Rule, Format, Weights>, Rule, Format> {
+class options final
+    : public detail::options_base<options<Rule, Format, Weights>, Rule, Format, Weights> {
  public:
   options() {
     if constexpr (Format::compressed) this->adapt_to_compression();

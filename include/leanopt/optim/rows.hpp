@@ -23,10 +23,11 @@ void drop_accumulator(void (*set)(const torch::autograd::Variable&, Weak), const
 
 /// Other data, of another shape perhaps, in the same tensor object: modules, groups and every other
 /// handle follow, and no key of a state changes.
-inline void set_rows(Tensor& param, const Tensor& data) {
+inline void set_rows(Optimizer& optimizer, Tensor& param, const Tensor& data) {
   param.mutable_grad() = Tensor();
   param.set_data(data);
   drop_accumulator(&torch::autograd::impl::set_grad_accumulator, param);
+  if (auto* ours = dynamic_cast<front*>(&optimizer)) ours->adopt(param);
 }
 
 /// LibTorch's Adam and AdamW: f(state) for the state of a parameter, where there is one.
@@ -74,7 +75,7 @@ inline void keep_rows(Optimizer& optimizer, Tensor param, const Tensor& index) {
   const auto keep = [&](const Tensor& t) { return t.index({where}); };
   const Tensor data = keep(param.detach());
   detail::change_state_rows(optimizer, param, data.size(0), keep);
-  detail::set_rows(param, data);
+  detail::set_rows(optimizer, param, data);
 }
 
 /// `param` grows by `rows`, of its shape but for the first dimension, whose state is zero; its step
@@ -92,7 +93,7 @@ inline void append_rows(Optimizer& optimizer, Tensor param, const Tensor& rows) 
     sizes[0] = rows.size(0);
     return at::cat({t, at::zeros(sizes, t.options())});
   });
-  detail::set_rows(param, data);
+  detail::set_rows(optimizer, param, data);
 }
 
 /// The state of the rows in `index` (positions, or a mask) becomes that of a fresh parameter; the
@@ -151,6 +152,15 @@ inline Tensor slot(const Optimizer& optimizer, const Tensor& param, const std::s
     if (const Tensor t = detail::get_slot(s, name); t.defined()) found = t.clone();
   });
   return found;
+}
+/// A copy of the weight of `param` as the optimizer steps it: in float32 (float64 parameters in
+/// float64), with the residual bits of split weights.
+inline Tensor master_weight(const Optimizer& optimizer, const Tensor& param) {
+  if (const auto* ours = dynamic_cast<const detail::front*>(&optimizer))
+    return ours->read_weight(param);
+  return param.detach().to(
+      param.scalar_type() == at::kDouble || param.is_complex() ? param.scalar_type() : at::kFloat,
+      false, /*copy=*/true);
 }
 /// Replaces the slot's values, which compressed formats round. @throws where the optimizer keeps no
 /// such slot, the shape is another, or a second moment would be negative.

@@ -19,6 +19,8 @@ class ParamState : public torch::optim::OptimizerCloneableParamState<ParamState>
   TORCH_ARG(std::int64_t, ordinal) = -1;
   /// What Python's class of the same optimizer spends on its step count.
   TORCH_ARG(std::int64_t, counter_bytes) = 8;
+  /// A digest of the weight that the residual bits in an archive belong to.
+  TORCH_ARG(std::int64_t, weight_digest) = 0;
 
  public:
   using named = std::vector<std::pair<std::string, torch::Tensor>>;
@@ -48,6 +50,7 @@ class ParamState : public torch::optim::OptimizerCloneableParamState<ParamState>
     archive.write("step", torch::IValue(step()));
     archive.write("ordinal", torch::IValue(ordinal()));
     archive.write("counter_bytes", torch::IValue(counter_bytes()));
+    if (weight_digest()) archive.write("weight_digest", torch::IValue(weight_digest()));
     for (const auto& [name, t] : tensors_) archive.write(name, torch::IValue(t));
   }
   void serialize(torch::serialize::InputArchive& archive) override {
@@ -63,8 +66,14 @@ class ParamState : public torch::optim::OptimizerCloneableParamState<ParamState>
         ordinal(value.toInt());
       else if (key == "counter_bytes")
         counter_bytes(value.toInt());
+      else if (key == "weight_digest")
+        weight_digest(value.toInt());
     }
   }
+
+  /// The weight as our last step left it: where it is, and autograd's count of its changes.
+  const void* weight = nullptr;
+  std::int64_t weight_version = -1;
 
  private:
   named tensors_;
@@ -118,12 +127,26 @@ void set_slot(S& s, const std::string& name, torch::Tensor t) {
     s.max_exp_avg_sq(std::move(t));
 }
 
+/// The residual bits of a split weight.
+inline constexpr const char* residual_name = "residual";
+
 /// Whether `name` is a slot of moments, and neither the header of one nor a figure beside them.
 inline bool is_moment(const std::string& name) {
-  return name.find('.') == std::string::npos && name != "RMS";
+  return name.find('.') == std::string::npos && name != "RMS" && name != residual_name;
 }
 
-/// f(name, tensor) for the tensors that a state holds.
+/// f(tensor) for the tensors that a state holds, in one order.
+template <class F>
+void each_tensor_of(const ParamState& s, F f) {
+  for (const auto& named : s.tensors())
+    if (named.second.defined()) f(named.second);
+}
+template <class S, class F, class = decltype(std::declval<const S&>().max_exp_avg_sq())>
+void each_tensor_of(const S& s, F f) {
+  for (const torch::Tensor* t : {&s.exp_avg(), &s.exp_avg_sq(), &s.max_exp_avg_sq()})
+    if (t->defined()) f(*t);
+}
+/// f(name, tensor) for the same.
 template <class F>
 void each_tensor(const ParamState& s, F f) {
   for (const auto& [name, t] : s.tensors())

@@ -106,6 +106,8 @@ struct adafactor {
                                           {"variance", values::non_negative}};
   template <bool First_moment>
   using formula = adafactor_formula<First_moment>;
+  template <class T>
+  using coeffs = adafactor_coeffs<T>;
 
   /// The fields of both forms; those of the other form are refused when an optimizer is built or
   /// steps.
@@ -250,6 +252,14 @@ struct adafactor {
   template <class Options>
   static bool keeps_rms(const Options& o) {
     return o.is_hugging_face();
+  }
+
+  /// What Python's class of the same form calls a slot.
+  template <class Options>
+  static const char* python_key(const Options& o, const char* slot) {
+    if (!o.is_hugging_face()) return slot;
+    const auto is = [&](int k) { return slot == moments[k].name; };
+    return is(1) ? "exp_avg_sq_row" : is(2) ? "exp_avg_sq_col" : is(3) ? "exp_avg_sq" : slot;
   }
 
   /// The coefficients of the last pass.

@@ -1,6 +1,7 @@
 // Prints a digest of what the kernels do, one line for each instruction set of this machine. With
 // any compiler and any flags that the library promises to bear, all lines are the same.
 
+#include "tests/conformance/lists.hpp"
 #include "tests/engine/kernel_runs.hpp"
 #include "tests/support/levels.hpp"
 #include "tests/support/patterns.hpp"
@@ -10,22 +11,30 @@
 
 int main() {
   using namespace kernel_runs;
+  using namespace leanopt::formats;
+  using namespace leanopt::weights;
+  using adamw = way<leanopt::rules::adamw, false>;
+  using amsgrad = way<leanopt::rules::adam, true>;
+  using torch_form = way<leanopt::rules::adafactor, false>;
+  using hugging_face_form = way<leanopt::rules::adafactor, true>;
+  constexpr number f32 = number::float32, f64 = number::float64, bf16 = number::bfloat16;
   for (const level l : levels::all_here()) {
     patterns::digest all;
     const auto add = [&](std::uint64_t value) { all.add(&value, 1); };
     for (const patterns::kind k : patterns::all_kinds) {
-      for (const std::size_t n : {100u, 1000u, 4097u}) {
-        add(run<adam_formula<true>, full, float>(l, n, k, 4));
-        add(run<adam_formula<false>, full, double>(l, n, k, 4));
-        add(run<adam_formula<false>, log8, float>(l, n, k, 4));
-        add(run<adafactor_formula<true>, log8, double>(l, n, k, 4));
+      for (const shape& s : {shape{1, 1, 100}, shape{1, 1, 1000}, shape{1, 17, 241}}) {
+        add(run<amsgrad, full, plain, float>(l, f32, s, k, 4));
+        add(run<adamw, full, split32, double>(l, f64, s, k, 4));
+        add(run<adamw, log8, split24, float>(l, bf16, s, k, 4));
+        add(run<adamw, dynamic8, split32, float>(l, bf16, s, k, 4));
+        add(run<adamw, bfloat16_stochastic, plain, float>(l, number::float16, s, k, 4));
       }
-      for (const bool hugging_face : {false, true}) {
-        add(run_adafactor<full, float>(l, {2, 70, 129}, hugging_face, k, 3));
-        add(run_adafactor<log8, float>(l, {1, 1, 500, true}, hugging_face, k, 3));
+      for (const shape& s : {shape{2, 70, 129}, shape{1, 1, 500, true}}) {
+        add(run<torch_form, full, stochastic, float>(l, bf16, s, k, 3));
+        add(run<hugging_face_form, log8_blocks<64>, plain, float>(l, f32, s, k, 3));
+        add(run<hugging_face_form, dynamic8_strict, plain, double>(l, f64, s, k, 3));
+        add(run<hugging_face_form, bfloat16, split24, float>(l, bf16, s, k, 3));
       }
-      add(run_16_bits<adam_formula<false>, log8>(l, 1000, leanopt::number::bfloat16, 3));
-      add(run_16_bits<adam_formula<false>, full>(l, 1000, leanopt::number::float16, 3));
     }
     std::printf("%016" PRIx64 "\n", all.value());
   }

@@ -1,0 +1,187 @@
+// dynamic8: bitsandbytes' block-wise 8-bit format: the index of the nearest value in a code book of
+// 256, times the largest magnitude of the block, which is its float32 header. The books
+// (create_dynamic_map) have seven decades below 1, each of twice as many equal cells as the one
+// before, of which the middles are the values; one book has signs. A value half-way between two
+// goes to the even code; what is negative never becomes zero (bitsandbytes' blockwise Adam kernel).
+// Differences: a positive second moment becomes the code above zero at least, where bitsandbytes
+// stores zero and the next step explodes; `dynamic8_strict` has the peer's codes there. Values are
+// scaled by the reciprocal of the header, as the peer's quantizer does and not as its step kernel,
+// whose fast division may give the neighbour of a code. -0 is zero. An element that is not finite
+// is kept from its neighbours as in log8.
+// Rounding is to the nearest, so a moving average stalls where its change is below half a cell, and
+// small values next to large ones are off by up to 70 %: for training prefer log8.
+#pragma once
+
+#include <leanopt/core/lane.hpp>
+#include <leanopt/core/slot.hpp>
+
+#include <cstdint>
+
+LEANOPT_EXACT_BEGIN
+namespace leanopt::formats {
+
+/// A code book, and the way from a number in [0, 1] to its code in one look: the threshold between
+/// two codes shares the upper 16 bits of a float with at most one other, so an entry per such upper
+/// half holds the code of its smallest number, and below it what the lower half must exceed for
+/// a carry into the next code.
+struct dynamic_book {
+  static constexpr std::uint32_t first_key = 0x3380, last_key = 0x3f80;  // 2^-24 and 1
+  std::uint32_t value[256];                                              ///< the bits of floats
+  std::uint32_t search[last_key - first_key + 1];
+
+  explicit dynamic_book(bool is_signed) {
+    int at = is_signed ? 127 : 0;  // the code of zero; its negative mirror image is below
+    const int zero = at;
+    value[at] = 0;
+    int cells = is_signed ? 1 : 2;
+    for (const float decade : {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f}) {
+      for (int k = 0; k < cells; ++k)
+        value[++at] = bits(number(decade) * middle(edge(k, cells), edge(k + 1, cells)));
+      cells *= 2;
+    }
+    value[255] = bits(1.0f);
+    for (int c = 0; c < zero; ++c) value[c] = value[254 - c] | 0x80000000u;
+    std::uint32_t code = std::uint32_t(zero);
+    for (std::uint32_t key = first_key; key <= last_key; ++key) {
+      const std::uint32_t low = key << 16;
+      while (code < 255 && threshold(int(code)) < low) ++code;
+      const bool inside = code < 255 && threshold(int(code)) <= (low | 0xffff);
+      const std::uint32_t rest = inside ? threshold(int(code)) & 0xffff : 0xffff;
+      search[key - first_key] = code << 16 | (0xffff - rest);
+    }
+  }
+
+ private:
+  using number = scalar<float>;
+  /// Edge k of `cells` equal cells from 0.1 to 1, as torch.linspace gives it.
+  static number edge(int k, int cells) {
+    const float first = 0.1f, step = (1 - first) / float(cells);
+    return k < (cells + 1) / 2 ? float(double(first) + double(step) * k)
+                               : float(1 - double(step) * (cells - k));
+  }
+  static number middle(const number& a, const number& b) { return (a + b) * number(0.5f); }
+  /// The largest number, as bits, that still has code c and not c + 1.
+  std::uint32_t threshold(int c) const {
+    return bits(middle(real(value[c]), real(value[c + 1]))) - std::uint32_t(c % 2);
+  }
+};
+
+/// @cost 1 + 4/Block bytes per value: with two slots 2.0313 B/param at 256; and once for
+/// all optimizers of a format 26 KiB of tables, of which the code books are 2.
+template <int Block, bool Strict>
+struct dynamic8_blocks {
+  static constexpr const char* name = Strict ? (Block == 256   ? "dynamic8/strict"
+                                                : Block == 128 ? "dynamic8/strict/128"
+                                                               : "dynamic8/strict/64")
+                                             : (Block == 256   ? "dynamic8"
+                                                : Block == 128 ? "dynamic8/128"
+                                                               : "dynamic8/64");
+  static_assert(Block == 64 || Block == 128 || Block == 256,
+                "leanopt: dynamic8 has blocks of 64 to 256");
+  static constexpr int block = Block;
+  static constexpr bool compressed = true, random = false;
+  template <class T>
+  using stored = std::uint8_t;
+  template <values>
+  using code = std::uint8_t;
+  template <values Range>
+  static constexpr std::uint8_t zero = Range == values::any ? 127 : 0;
+  using header = float;
+
+  struct books {
+    dynamic_book with_sign{true}, without{false};
+    static const books& shared() {
+      static const books all;
+      return all;
+    }
+    template <values Range>
+    LEANOPT_HD const dynamic_book& of() const {
+      return Range == values::any ? with_sign : without;
+    }
+  };
+  static constexpr std::int64_t table_elements = 2 * 256, table_bytes = 4 * table_elements;
+
+  /// x / absmax is (x * up) * inverse: `up` keeps the reciprocal of a very small or very large
+  /// header a normal number.
+  struct scale {
+    float absmax, up, inverse;
+    const books* tables;
+  };
+  LEANOPT_HD static scale open(header absmax) {
+    float up = absmax < 0x1p-100f ? 0x1p100f : 1;
+    if (!Strict && absmax > 0x1p100f) up = 0x1p-100f;
+    const scalar<float> inverse =
+        divide(scalar<float>(1), scalar<float>(absmax) * scalar<float>(up));
+    return {absmax, up, absmax == 0 ? 0 : inverse.v, &books::shared()};
+  }
+  LEANOPT_HD static header close(const scale& s) { return s.absmax; }
+
+  template <values Range, class V>
+  LEANOPT_HD static V decode(const scale& s, const ints<V>& code) {
+    const auto* book = s.tables->template of<Range>().value;
+    return real(lane_traits<V>::look_up(book, code)) * V(s.absmax);
+  }
+
+  /// The code of x. @pre |x| is at most the largest of the range that `fit` was given.
+  template <values Range, class V>
+  LEANOPT_HD static ints<V> encode(const scale& s, const V& x, const ints<V>&) {
+    using I = ints<V>;
+    using book = dynamic_book;
+    constexpr std::uint32_t lowest = book::first_key << 16, highest = book::last_key << 16 | 0xffff;
+    const I magnitude = bits(x) & I(~sign), is_positive = min(magnitude, I(1u));
+    const I key = min(max(bits((x * V(s.up)) * V(s.inverse)) & I(~sign), I(lowest)), I(highest));
+    const auto* search = s.tables->template of<Range>().search;
+    const I entry = lane_traits<V>::look_up(search, (key >> 16) - I(book::first_key));
+    const I code = (entry + (key & I(0xffffu))) >> 16;
+    if constexpr (Range == values::non_negative) return Strict ? code : max(code, is_positive);
+    const I mirrored = I(254u) - min(max(code, I(127u) + is_positive), I(254u));
+    return if_above(bits(x), I(~sign), mirrored, code);
+  }
+
+  template <class V>
+  struct range {
+    ints<V> largest;
+    LEANOPT_HD range() : range(ints<V>(0u)) {}
+    LEANOPT_HD explicit range(const ints<V>& large) : largest(large) {}
+    template <values Range>
+    LEANOPT_HD void add(const V& x) {
+      largest = max(largest, Range == values::any ? bits(x) & ints<V>(~sign) : bits(x));
+    }
+    LEANOPT_HD range<scalar<float>> reduced() const {
+      return range<scalar<float>>(reduce_max(largest));
+    }
+  };
+  template <class Formula>
+  LEANOPT_HD static void fit(const range<scalar<float>> (&r)[Formula::slot_count],
+                             scale (&s)[Formula::slot_count]) {
+    each<Formula::slot_count>([&](auto k) LEANOPT_LAMBDA {
+      float absmax = real(r[k].largest);
+      // The smallest code of a smaller header would be zero as a float.
+      if (!Strict && absmax > 0 && absmax < 0x1p-126f) absmax = 0x1p-126f;
+      s[k] = open(absmax);
+    });
+  }
+
+  template <values Range>
+  LEANOPT_HD static bool is_large(std::uint32_t x) {
+    return (Range == values::any ? x & ~sign : x) >= 0x7f800000u;
+  }
+  template <values Range>
+  LEANOPT_HD static bool has_large(const range<scalar<float>>& r) {
+    return is_large<Range>(r.largest);
+  }
+  template <values Range>
+  LEANOPT_HD static float repair(const range<scalar<float>>& r) {
+    return Range == values::any ? 0.0f : real(r.largest);
+  }
+  LEANOPT_HD static bool needs_raise(const range<scalar<float>>&, const scale&) { return false; }
+  LEANOPT_HD static float raise(float x, const scale&) { return x; }
+
+ private:
+  static constexpr std::uint32_t sign = 0x80000000u;
+};
+using dynamic8 = dynamic8_blocks<256, false>;
+using dynamic8_strict = dynamic8_blocks<256, true>;
+
+}  // namespace leanopt::formats
+LEANOPT_EXACT_END
