@@ -66,10 +66,12 @@ TEST(Stall, NearestStandsStill) {
     for (const double w : o.weights) EXPECT_EQ(w, double(0x1.9ap-4f));  // 0.1 as bfloat16
   }
 }
-TEST(Stall, StochasticArrives) {
+/// `unit` is the distance of neighbours at the weights' values.
+template <class Weights>
+void expect_arrival(double unit) {
   for (const trip& t : trips) {
-    const outcome o = walk<stochastic>(number::bfloat16, t.rate, t.steps);
-    const double spread = tolerance::walk_spread(0x1p-11, t.rate, t.steps);
+    const outcome o = walk<Weights>(number::bfloat16, t.rate, t.steps);
+    const double spread = tolerance::walk_spread(unit, t.rate, t.steps);
     for (const double w : o.weights)
       EXPECT_NEAR(w, goal, tolerance::largest_deviation * spread + tolerance::walk_bias(t.steps));
     EXPECT_NEAR(o.mean(), goal,
@@ -77,17 +79,8 @@ TEST(Stall, StochasticArrives) {
                     tolerance::walk_bias(t.steps));
   }
 }
-TEST(Stall, Split24Arrives) {
-  for (const trip& t : trips) {
-    const outcome o = walk<split24>(number::bfloat16, t.rate, t.steps);
-    const double spread = tolerance::walk_spread(0x1p-19, t.rate, t.steps);
-    for (const double w : o.weights)
-      EXPECT_NEAR(w, goal, tolerance::largest_deviation * spread + tolerance::walk_bias(t.steps));
-    EXPECT_NEAR(o.mean(), goal,
-                tolerance::largest_deviation * spread / std::sqrt(double(elements)) +
-                    tolerance::walk_bias(t.steps));
-  }
-}
+TEST(Stall, StochasticArrives) { expect_arrival<stochastic>(0x1p-11); }
+TEST(Stall, Split24Arrives) { expect_arrival<split24>(0x1p-19); }
 TEST(Stall, Split32IsFloat32) {
   for (const trip& t : trips) {
     const outcome split = walk<split32>(number::bfloat16, t.rate, t.steps);

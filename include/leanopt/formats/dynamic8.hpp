@@ -99,7 +99,7 @@ struct dynamic8_blocks {
       return Range == values::any ? with_sign : without;
     }
   };
-  static constexpr std::int64_t table_elements = 2 * 256, table_bytes = 4 * table_elements;
+  static constexpr std::int64_t table_elements = 2 * 256;
 
   /// x / absmax is (x * up) * inverse: `up` keeps the reciprocal of a very small or very large
   /// header a normal number.

@@ -540,7 +540,6 @@ class front : public Optimizer {
     if (g.is_conj() || g.is_neg()) plain = plain.resolve_conj().resolve_neg();
     if (!same_arithmetic(plain, p)) plain = plain.to(p.scalar_type());
     if (!plain.is_same(g)) x.g = &converted_.emplace_back(std::move(plain));
-    x.where = where;
     x.options = o;
     x.state = s;
   }

@@ -98,8 +98,6 @@ class held_tensors {
 
 struct plan {
   // What it was made of.
-  place where;
-  const c10::TensorImpl* parameter = nullptr;
   tensor_facts of_p, of_g;
   const torch::optim::OptimizerOptions* options = nullptr;
   torch::optim::OptimizerParamState* state = nullptr;
