@@ -1,350 +1,238 @@
-// What a step costs: leanopt's optimizers beside LibTorch's class and its fused kernel, over one
-// tensor in and out of cache, matrices, the tensors of a language model and many tiny tensors.
+// What a step costs: leanopt's optimizers with every format and kind of weights beside LibTorch's
+// class, its fused kernel, Adafactor in LibTorch's operators, and loops that only move the same
+// bytes; over one tensor in and out of cache, matrices and the tensors of a language model.
 //
-// Machines are shared and noisy, so absolute times say little. All contestants of a race step the
-// same parameters in turn, round by round in one process; each is judged by its fastest round and
-// by the ratio of that to the fused kernel's. Google Benchmark runs its entries one after the
-// other, so the first entry of a race to be asked runs the race, and every entry reports its
-// contestant.
+// Google Benchmark runs its rows one after the other, so the first row of a race to be asked runs
+// the race, and every row reports its contestant.
 
 #include <leanopt/leanopt.hpp>
 
+#include "bench/arguments.hpp"
+#include "bench/contestants.hpp"
+#include "bench/race.hpp"
 #include "examples/model_sizes.hpp"
+#include "examples/text.hpp"
 
 #include <benchmark/benchmark.h>
 
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
-#include <ctime>
-#include <functional>
 #include <iostream>
-#include <limits>
+#include <map>
 #include <memory>
-#include <sstream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace {
 
-using model_sizes::shape;
-using torch::Tensor;
+using bench::entry;
+using bench::problem;
+using bench::result;
+using bench::shape;
+using bench::streams;
+namespace formats = leanopt::formats;
+namespace weights = leanopt::weights;
 
-constexpr double lr = 1e-4, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+// ---- who takes part -----------------------------------------------------------------------------
 
-struct problem {
-  std::string name;
-  std::vector<shape> shapes;
-  /// A sample steps one tensor, the next sample another: so a short sample, which is seldom
-  /// interrupted, finds nothing in the cache.
-  bool rotating = false;
+/// In which problems an entry takes part besides those of one large or small tensor.
+enum class scope { one_tensor, matrices, everywhere };
+struct listed {
+  entry what;
+  scope where = scope::one_tensor;
 };
 
-/// What is stepped together in one sample.
-struct window {
-  std::vector<Tensor> parameters, gradients;
-};
+template <class Format, class Weights>
+using adamw = leanopt::basic_adamw<Format, Weights>;
+template <class Format, class Weights>
+using adafactor = leanopt::basic_adafactor<Format, Weights>;
 
-double wall_clock() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-/// What this thread has computed, without the time that other programs took from it.
-double thread_clock() {
-  timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
-}
+const std::vector<listed>& all_entries() {
+  using namespace bench;
+  using leanopt::AdafactorOptions;
+  using torch_adamw = torch::optim::AdamW;
+  constexpr auto f32 = at::kFloat, f64 = at::kDouble, bf16 = at::kBFloat16;
+  constexpr scope matrices = scope::matrices, everywhere = scope::everywhere;
+  using formats::log8, formats::dynamic8, formats::bfloat16, formats::bfloat16_stochastic;
+  using weights::plain, weights::split24, weights::split32, weights::stochastic;
+  // Streams are the bytes of a parameter, of its gradient, and of each array of its state.
+  static const std::vector<listed> all = {
+      {plain_entry<fused_adamw>("at::_fused_adamw_", f32, {4, 4, {4, 4}}), everywhere},
+      {plain_entry<fused_adamw>("at::_fused_adamw_", f64, {8, 8, {8, 8}})},
+      {plain_entry<fused_adamw>("at::_fused_adamw_", bf16, {2, 2, {2, 2}})},
+      {adamw_entry<torch_adamw>("torch::optim::AdamW", f32, {4, 4, {4, 4}}), everywhere},
+      {adamw_entry<torch_adamw>("torch::optim::AdamW", f64, {8, 8, {8, 8}})},
+      {adamw_entry<torch_adamw>("torch::optim::AdamW", bf16, {2, 2, {2, 2}})},
+      {plain_entry<adafactor_of_operators>("Adafactor_of_operators", f32, {4, 4, {}, 3}),
+       everywhere},
 
-// ---- contestants --------------------------------------------------------------------------------
+      {adamw_entry<leanopt::AdamW>("leanopt::AdamW", f32, {4, 4, {4, 4}}), everywhere},
+      {adamw_entry<leanopt::AdamW8bit>("leanopt::AdamW8bit", f32, {4, 4, {1, 1}}), everywhere},
+      {adamw_entry<adamw<dynamic8, plain>>("adamw<dynamic8>", f32, {4, 4, {1, 1}})},
+      {adamw_entry<adamw<bfloat16, plain>>("adamw<bfloat16>", f32, {4, 4, {2, 2}})},
+      {adamw_entry<adamw<bfloat16_stochastic, plain>>("adamw<bfloat16_stochastic>", f32,
+                                                      {4, 4, {2, 2}})},
+      {optimizer_entry<leanopt::Adafactor>("leanopt::Adafactor", f32, {4, 4, {}, 3},
+                                           AdafactorOptions()),
+       everywhere},
+      {optimizer_entry<leanopt::Adafactor>("leanopt::Adafactor(hugging_face)", f32, {4, 4, {}, 3},
+                                           AdafactorOptions::hugging_face()),
+       matrices},
+      {optimizer_entry<leanopt::Adafactor8bit>("leanopt::Adafactor8bit", f32, {4, 4, {1}, 3}, {}),
+       everywhere},
 
-/// One way to step the windows of a problem, with state of its own.
-class contestant {
- public:
-  virtual ~contestant() = default;
-  virtual void step(std::size_t window) = 0;
-  virtual std::int64_t state_bytes() const = 0;
-};
+      {adamw_entry<leanopt::AdamW>("leanopt::AdamW", f64, {8, 8, {8, 8}})},
+      {adamw_entry<leanopt::AdamW8bit>("leanopt::AdamW8bit", f64, {8, 8, {1, 1}})},
+      {optimizer_entry<leanopt::Adafactor>("leanopt::Adafactor", f64, {8, 8, {}, 3},
+                                           AdafactorOptions())},
 
-/// The kernel behind Python's AdamW(fused=True), with its lists ready made: a step in Python also
-/// collects them and counts, so no program does better with it.
-class fused_adamw : public contestant {
- public:
-  explicit fused_adamw(const std::vector<window>& windows) {
-    for (const window& w : windows) {
-      auto& l = lists_.emplace_back(lists{w.parameters, w.gradients, {}, {}, {}});
-      for (const Tensor& p : w.parameters) {
-        l.exp_avgs.push_back(torch::zeros_like(p, p.options().requires_grad(false)));
-        l.exp_avg_sqs.push_back(l.exp_avgs.back().clone());
-        l.steps.push_back(torch::full({}, 100.0f));
-      }
-    }
-  }
-  void step(std::size_t window) override {
-    const at::NoGradGuard no_grad;
-    lists& l = lists_[window];
-    at::_fused_adamw_(l.parameters, l.gradients, l.exp_avgs, l.exp_avg_sqs, {}, l.steps, lr, beta1,
-                      beta2, weight_decay, eps, /*amsgrad=*/false, /*maximize=*/false);
-  }
-  std::int64_t state_bytes() const override {
-    std::int64_t bytes = 0;
-    for (const lists& l : lists_)
-      for (const auto* tensors : {&l.exp_avgs, &l.exp_avg_sqs, &l.steps})
-        for (const Tensor& t : *tensors) bytes += std::int64_t(t.nbytes());
-    return bytes;
-  }
-
- private:
-  struct lists {
-    std::vector<Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps;
+      {adamw_entry<leanopt::AdamW>("leanopt::AdamW", bf16, {2, 2, {4, 4}})},
+      {adamw_entry<leanopt::AdamW8bit>("leanopt::AdamW8bit", bf16, {2, 2, {1, 1}})},
+      {adamw_entry<adamw<bfloat16, plain>>("adamw<bfloat16>", bf16, {2, 2, {2, 2}})},
+      {adamw_entry<adamw<log8, stochastic>>("adamw<log8,stochastic>", bf16, {2, 2, {1, 1}})},
+      {adamw_entry<adamw<log8, split24>>("adamw<log8,split24>", bf16, {2, 2, {1, 1, 1}}),
+       everywhere},
+      {adamw_entry<adamw<log8, split32>>("adamw<log8,split32>", bf16, {2, 2, {1, 1, 2}})},
+      {optimizer_entry<leanopt::Adafactor>("leanopt::Adafactor", bf16, {2, 2, {}, 3},
+                                           AdafactorOptions()),
+       matrices},
+      {optimizer_entry<adafactor<log8, split24>>("adafactor<log8,split24>", bf16, {2, 2, {1, 1}, 3},
+                                                 {}),
+       everywhere},
   };
-  std::vector<lists> lists_;
-};
-
-/// The traffic of a factored step and next to no arithmetic: the gradient is read three times, the
-/// parameter read and written, 20 bytes per float32 parameter. Adafactor's floor.
-class three_passes : public contestant {
- public:
-  explicit three_passes(std::vector<window> windows) : windows_(std::move(windows)) {}
-  void step(std::size_t window) override {
-    const at::NoGradGuard no_grad;
-    const auto& [parameters, gradients] = windows_[window];
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      benchmark::DoNotOptimize(gradients[i].sum());
-      benchmark::DoNotOptimize(gradients[i].sum());
-      Tensor(parameters[i]).add_(gradients[i], 1e-12);
-    }
-  }
-  std::int64_t state_bytes() const override { return 0; }
-
- private:
-  std::vector<window> windows_;
-};
-
-/// An optimizer of ours or LibTorch's. It sees all parameters; only those of the window have
-/// gradients when it is asked.
-template <class Optimizer>
-class any_optimizer : public contestant {
- public:
-  any_optimizer(const std::vector<window>& windows, leanopt::options_of<Optimizer> options)
-      : optimizer_(all_parameters(windows), std::move(options)) {}
-  void step(std::size_t) override { optimizer_.step(); }
-  std::int64_t state_bytes() const override {
-    return std::int64_t(leanopt::compute_optimizer_size(optimizer_).megabytes * (1 << 20));
-  }
-
- private:
-  static std::vector<Tensor> all_parameters(const std::vector<window>& windows) {
-    std::vector<Tensor> all;
-    for (const window& w : windows) all.insert(all.end(), w.parameters.begin(), w.parameters.end());
-    return all;
-  }
-  Optimizer optimizer_;
-};
-
-struct entry {
-  std::string name;
-  std::function<std::unique_ptr<contestant>(const std::vector<window>&)> enter;
-};
-
-template <class Optimizer>
-entry optimizer_entry(const std::string& name, leanopt::options_of<Optimizer> options) {
-  return {name, [options](const std::vector<window>& windows) {
-            return std::make_unique<any_optimizer<Optimizer>>(windows, options);
-          }};
-}
-template <class Contestant>
-entry plain_entry(const std::string& name) {
-  return {name, [](const std::vector<window>& w) { return std::make_unique<Contestant>(w); }};
-}
-
-constexpr std::size_t fused = 0, passes = 1;  // the baselines, as positions in entries()
-
-const std::vector<entry>& entries() {
-  const auto adamw = [](auto options) {
-    options.betas({beta1, beta2}).eps(eps).weight_decay(weight_decay);
-    return options;
-  };
-  static const std::vector<entry> all = {
-      plain_entry<fused_adamw>("at::_fused_adamw_"),
-      plain_entry<three_passes>("three_passes"),
-      optimizer_entry<torch::optim::AdamW>("torch::optim::AdamW",
-                                           adamw(torch::optim::AdamWOptions(lr))),
-      optimizer_entry<leanopt::AdamW>("leanopt::AdamW", adamw(leanopt::AdamWOptions(lr))),
-      optimizer_entry<leanopt::AdamW8bit>("leanopt::AdamW8bit",
-                                          adamw(leanopt::AdamW8bitOptions(lr))),
-      optimizer_entry<leanopt::Adafactor>("leanopt::Adafactor", leanopt::AdafactorOptions(lr))};
   return all;
+}
+std::string type_name(at::ScalarType type) {
+  return type == at::kFloat ? "float32" : type == at::kDouble ? "float64" : "bfloat16";
+}
+
+// ---- problems -----------------------------------------------------------------------------------
+
+struct task {
+  problem what;
+  scope entries;  ///< those of at least this scope take part
+};
+std::vector<task> tasks() {
+  const auto matrix = [](std::int64_t rows, std::int64_t columns) {
+    return task{{std::to_string(rows) + 'x' + std::to_string(columns), {{rows, columns}}},
+                scope::matrices};
+  };
+  return {{{"in_cache", {{128, 128}}}, scope::one_tensor},
+          {{"memory", {{1024, 1024}}, /*cold=*/true}, scope::one_tensor},
+          matrix(4096, 4096),
+          matrix(768, 3072),
+          matrix(28996, 768),
+          {{"distilbert", model_sizes::load_shapes(LEANOPT_BENCH_DATA "/distilbert_shapes.txt")},
+           scope::everywhere}};
 }
 
 // ---- races --------------------------------------------------------------------------------------
 
-struct result {
-  double seconds = std::numeric_limits<double>::infinity();  ///< the fastest step of one window
-  double elements = 0;                                       ///< parameters in a window
-  double state_bytes = 0;                                    ///< per parameter
+/// A row of the report: an entry, and those whose times it is compared with, as positions in the
+/// race's entries.
+struct row {
+  std::string name;
+  std::size_t own, fused, adamw, moving;
 };
 
-class race {
+/// All wanted rows of a problem with a number of threads, with their baselines.
+class field {
  public:
-  race(problem what, at::ScalarType type, int threads, double seconds)
-      : problem_(std::move(what)), type_(type), threads_(threads), seconds_(seconds) {}
+  field(task t, int threads, double seconds, double bytes)
+      : what_(std::move(t.what)), rules_{threads, seconds, bytes} {
+    for (const listed& l : all_entries()) {
+      if (l.where < t.entries) continue;
+      add(l.what, l.what);
+      add(bench::moving_entry(l.what), l.what);
+    }
+  }
+  const std::vector<row>& rows() const { return rows_; }
 
-  const std::vector<result>& results() {
-    if (results_.empty()) run();
-    return results_;
+  /// A row's time is the contestant's fastest step; Google Benchmark's own CPU column only sees the
+  /// report being written.
+  void report(benchmark::State& state, const row& r, double copy_speed) {
+    if (results_.empty()) results_ = bench::run_race(what_, entries_, rules_);
+    const result& mine = results_[r.own];
+    const double elements = what_.elements(), traffic = entries_[r.own].moves.traffic();
+    for (auto _ : state) state.SetIterationTime(mine.seconds);
+    const auto beside = [&](std::size_t other) { return mine.seconds / results_[other].seconds; };
+    state.counters["ns/param"] = mine.seconds * 1e9 / elements;
+    state.counters["moved_B/param"] = traffic;
+    state.counters["state_B/param"] = mine.state_bytes;
+    state.counters["of_copy"] = traffic * elements / mine.seconds / copy_speed;
+    state.counters["vs_fused"] = beside(r.fused);
+    state.counters["vs_AdamW"] = beside(r.adamw);
+    state.counters["vs_moving"] = beside(r.moving);
   }
 
  private:
-  static constexpr double shortest_sample = 1e-4;  // well above the clock's own cost
-  static constexpr std::size_t fewest_rounds = 8;
-
-  void run() {
-    at::set_num_threads(threads_);
-    const std::vector<window> windows = make_windows();
-    std::vector<std::unique_ptr<contestant>> field;
-    for (const entry& e : entries()) field.push_back(e.enter(windows));
-    results_.resize(field.size());
-
-    double elements = 0;
-    for (const Tensor& p : windows[0].parameters) elements += double(p.numel());
-    for (std::size_t c = 0; c < field.size(); ++c) {  // the first step makes the state
-      for (std::size_t w = 0; w < windows.size(); ++w) sample(windows[w], *field[c], w, 1);
-      results_[c].elements = elements;
-      results_[c].state_bytes =
-          double(field[c]->state_bytes()) / (elements * double(windows.size()));
-    }
-
-    double once = sample(windows[0], *field[fused], 0, 1);
-    for (int i = 0; i < 4; ++i) once = std::min(once, sample(windows[0], *field[fused], 0, 1));
-    const int repeats = problem_.rotating ? 1 : int(std::max(1.0, shortest_sample / once));
-    // No contestant takes a window that the one before it has just brought into the cache.
-    const std::size_t apart = windows.size() / field.size() + 1;
-    const double end = wall_clock() + seconds_;
-    for (std::size_t round = 0; round < fewest_rounds || wall_clock() < end; ++round)
-      for (std::size_t c = 0; c < field.size(); ++c) {
-        const std::size_t w = (round + c * apart) % windows.size();
-        if (repeats > 1) sample(windows[w], *field[c], w, 1);  // its own state into the cache
-        const double seconds = sample(windows[w], *field[c], w, repeats);
-        results_[c].seconds = std::min(results_[c].seconds, seconds);
-      }
+  /// Adds the row of `e`, if it is wanted; its bytes are those of `of`.
+  void add(const entry& e, const entry& of) {
+    const std::string name = "step/" + what_.name + '/' + type_name(e.type) + '/' +
+                             std::to_string(rules_.threads) +
+                             (rules_.threads == 1 ? "_thread/" : "_threads/") + e.name;
+    if (!bench::is_wanted(name) ||
+        std::any_of(rows_.begin(), rows_.end(), [&](const row& r) { return r.name == name; }))
+      return;
+    rows_.push_back({name, position(e), position(named("at::_fused_adamw_", e.type)),
+                     position(named("leanopt::AdamW", at::kFloat)),
+                     position(bench::moving_entry(of))});
+  }
+  static const entry& named(const std::string& name, at::ScalarType type) {
+    const auto& all = all_entries();
+    return std::find_if(all.begin(), all.end(),
+                        [&](const listed& l) { return l.what.name == name && l.what.type == type; })
+        ->what;
+  }
+  /// Of an entry in the race, which it enters if it is not there yet.
+  std::size_t position(const entry& e) {
+    const auto it = std::find_if(entries_.begin(), entries_.end(), [&](const entry& known) {
+      return known.name == e.name && known.type == e.type;
+    });
+    if (it != entries_.end()) return std::size_t(it - entries_.begin());
+    entries_.push_back(e);
+    return entries_.size() - 1;
   }
 
-  double sample(const window& w, contestant& one, std::size_t index, int repeats) const {
-    for (std::size_t i = 0; i < w.parameters.size(); ++i)
-      Tensor(w.parameters[i]).mutable_grad() = w.gradients[i];
-    const auto clock = threads_ == 1 ? thread_clock : wall_clock;
-    const double begin = clock();
-    for (int i = 0; i < repeats; ++i) one.step(index);
-    const double seconds = clock() - begin;
-    for (const Tensor& p : w.parameters) Tensor(p).mutable_grad() = Tensor();
-    return seconds / repeats;
-  }
-
-  std::vector<window> make_windows() const {
-    torch::manual_seed(1);
-    std::vector<window> windows(problem_.rotating ? problem_.shapes.size() : 1);
-    for (std::size_t i = 0; i < problem_.shapes.size(); ++i) {
-      window& w = windows[problem_.rotating ? i : 0];
-      const Tensor p = torch::randn(problem_.shapes[i]).mul_(0.02).to(type_);
-      w.parameters.push_back(p.requires_grad_());
-      w.gradients.push_back(torch::randn(problem_.shapes[i]).mul_(1e-3).to(type_));
-    }
-    return windows;
-  }
-
-  problem problem_;
-  at::ScalarType type_;
-  int threads_;
-  double seconds_;
+  problem what_;
+  bench::race_rules rules_;
+  std::vector<entry> entries_;
+  std::vector<row> rows_;
   std::vector<result> results_;
 };
 
-/// A row of the report. Its time is the contestant's fastest step; Google Benchmark's own CPU
-/// column only sees the report being written.
-void report(benchmark::State& state, race& of, std::size_t contestant) {
-  const std::vector<result>& all = of.results();
-  const result& mine = all[contestant];
-  for (auto _ : state) state.SetIterationTime(mine.seconds);
-  state.counters["ns/param"] = mine.seconds * 1e9 / mine.elements;
-  state.counters["state_B/param"] = mine.state_bytes;
-  state.counters["vs_fused"] = mine.seconds / all[fused].seconds;
-  state.counters["vs_passes"] = mine.seconds / all[passes].seconds;
-}
-
 // ---- the program --------------------------------------------------------------------------------
 
-struct arguments {
-  std::vector<int> threads = {1, 2};
-  double seconds = 2;
-  std::int64_t mebi = 64;
-};
-
-/// `value` of an argument `--name=value`, which is then removed from the list.
-bool take(std::vector<char*>& words, const std::string& name, std::string& value) {
-  const std::string start = "--" + name + "=";
-  const auto it = std::find_if(words.begin(), words.end(), [&](const char* word) {
-    return std::string(word).compare(0, start.size(), start) == 0;
-  });
-  if (it == words.end()) return false;
-  value = std::string(*it).substr(start.size());
-  words.erase(it);
-  return true;
-}
-
-arguments take_arguments(std::vector<char*>& words) {
-  arguments result;
-  std::string value;
-  if (take(words, "threads", value)) {
-    result.threads.clear();
-    std::istringstream list(value);
-    for (std::string one; std::getline(list, one, ',');) result.threads.push_back(std::stoi(one));
+/// Measures a copy with each number of threads, and says which of the project's two sets of targets
+/// holds here: where a core gets little of the memory's bandwidth fewer bytes mean less time, where
+/// it gets more the arithmetic decides.
+std::map<int, double> measure_copies(const std::vector<int>& threads) {
+  constexpr double limit = 25e9;
+  std::map<int, double> speeds;
+  for (const int n : threads) {
+    const double speed = speeds[n] = bench::copy_speed(n), per_core = speed / n;
+    benchmark::AddCustomContext(
+        "copy, " + std::to_string(n) + (n == 1 ? " thread" : " threads"),
+        text::fixed(per_core / 1e9, 1) + " GB/s per core: " +
+            (per_core <= limit ? "at most 25, memory decides" : "above 25, arithmetic decides"));
   }
-  if (take(words, "seconds", value)) result.seconds = std::stod(value);
-  if (take(words, "mebi", value)) result.mebi = std::stoll(value);
-  TORCH_CHECK(!result.threads.empty() &&
-                  *std::min_element(result.threads.begin(), result.threads.end()) > 0,
-              "--threads takes counts of at least 1");
-  TORCH_CHECK(result.mebi > 0, "--mebi takes a number of at least 1");
-  return result;
-}
-
-std::vector<problem> problems(std::int64_t mebi) {
-  return {{"in_cache", {{128, 128}}},
-          {"memory", std::vector<shape>(std::size_t(mebi), {1024, 1024}), /*rotating=*/true},
-          {"4096x4096", {{4096, 4096}}},
-          {"768x3072", {{768, 3072}}},
-          {"28996x768", {{28996, 768}}},
-          {"distilbert", model_sizes::load_shapes(LEANOPT_BENCH_DATA "/distilbert_shapes.txt")},
-          {"1000_of_10", std::vector<shape>(1000, {10})}};
-}
-
-void register_races(const arguments& given) {
-  for (const problem& what : problems(given.mebi))
-    for (const auto& [type, type_name] :
-         {std::pair(at::kFloat, "float32"), std::pair(at::kBFloat16, "bfloat16")})
-      for (const int threads : given.threads) {
-        const auto shared = std::make_shared<race>(what, type, threads, given.seconds);
-        for (std::size_t c = 0; c < entries().size(); ++c)
-          benchmark::RegisterBenchmark(
-              ("step/" + what.name + '/' + type_name + '/' + std::to_string(threads) +
-               (threads == 1 ? "_thread/" : "_threads/") + entries()[c].name)
-                  .c_str(),
-              [shared, c](benchmark::State& state) { report(state, *shared, c); })
-              ->Iterations(1)
-              ->UseManualTime()
-              ->Unit(benchmark::kMicrosecond);
-      }
+  return speeds;
 }
 
 constexpr const char* usage =
-    "step_bench [--threads=1,2] [--seconds=2] [--mebi=64] [Google Benchmark's options]\n"
+    "step_bench [--threads=1,2] [--seconds=4] [--gibi=4] [Google Benchmark's options]\n"
     "  --threads  numbers of threads to try\n"
-    "  --seconds  how long a race of all contestants lasts; a race has 8 rounds at least\n"
-    "  --mebi     parameters of `memory`, in units of 2^20; 32 bytes of memory each\n"
-    "Entries are step/PROBLEM/TYPE/THREADS/CONTESTANT; --benchmark_filter=REGEX chooses some.\n";
+    "  --seconds  how long a race lasts; it has 8 rounds at least\n"
+    "  --gibi     what all contestants' tensors in `memory` take together, in units of 2^30 "
+    "bytes:\n"
+    "             several times the last cache\n"
+    "Rows are step/PROBLEM/TYPE/THREADS/CONTESTANT; --benchmark_filter=REGEX chooses some, and\n"
+    "only those run, with the baselines that they are compared with: the fused kernel of the same\n"
+    "type, leanopt::AdamW in float32, a loop that moves as many bytes, a copy.\n";
 
 }  // namespace
 
@@ -354,16 +242,24 @@ int main(int argc, char** argv) try {
                "configure with -DCMAKE_BUILD_TYPE=Release\n";
   return 1;
 #endif
-  std::vector<char*> words(argv, argv + argc);
-  const arguments given = take_arguments(words);
-  int left = int(words.size());
-  words.push_back(nullptr);
-  benchmark::Initialize(&left, words.data());
-  if (benchmark::ReportUnrecognizedArguments(left, words.data())) {
-    std::cerr << usage;
-    return 1;
-  }
-  register_races(given);
+  bench::arguments given(argc, argv);
+  const std::vector<int> threads = given.counts("threads", "1,2");
+  const double seconds = given.number("seconds", 4), gibi = given.number("gibi", 4);
+  given.initialize_benchmark();
+
+  const std::map<int, double> copies = measure_copies(threads);
+  for (const task& t : tasks())
+    for (const int n : threads) {
+      const auto shared = std::make_shared<field>(t, n, seconds, gibi * double(1 << 30));
+      for (const row& r : shared->rows())
+        benchmark::RegisterBenchmark(r.name.c_str(),
+                                     [shared, r, speed = copies.at(n)](benchmark::State& state) {
+                                       shared->report(state, r, speed);
+                                     })
+            ->Iterations(1)
+            ->UseManualTime()
+            ->Unit(benchmark::kMicrosecond);
+    }
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 } catch (const std::exception& e) {

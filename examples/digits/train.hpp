@@ -40,22 +40,6 @@ struct run_result {
   double milliseconds_per_step;
 };
 
-// Weight decay pulls weights towards zero; a bias or a norm's scale has nothing to gain from that,
-// so those form a second group whose options differ in that one value.
-template <class Options>
-std::vector<torch::optim::OptimizerParamGroup> decay_groups(const torch::nn::Module& model,
-                                                            const Options& options) {
-  std::vector<torch::Tensor> decayed;
-  std::vector<torch::Tensor> undecayed;
-  for (const auto& parameter : model.named_parameters()) {
-    (leanopt::is_decayed(parameter.key()) ? decayed : undecayed).push_back(parameter.value());
-  }
-  Options without_decay = options;
-  without_decay.weight_decay(0);
-  return {{decayed, std::make_unique<Options>(options)},
-          {undecayed, std::make_unique<Options>(without_decay)}};
-}
-
 inline void print_heading(const std::string& title, const net& model,
                           const leanopt::optimizer_size& state) {
   std::printf("\n%s: %s parameters, optimizer state before the first step: %.0f MB, %s elements\n",
@@ -67,7 +51,8 @@ template <class Optimizer>
 run_result train(const std::string& name, const leanopt::options_of<Optimizer>& options,
                  const data_set& data, const run_plan& plan) {
   const std::shared_ptr<net> model = make_net(plan.net, plan.seed);
-  Optimizer optimizer(decay_groups(*model, options), options);
+  // Biases and the scales of norms have nothing to gain from being pulled towards zero.
+  Optimizer optimizer(leanopt::weight_decay_groups(*model, options), options);
   print_heading(plan.net + " with " + name, *model, leanopt::compute_optimizer_size(optimizer));
 
   const std::int64_t steps = steps_per_epoch(data.training);

@@ -19,6 +19,16 @@
 // The same for a lambda, after its parameters: there [[gnu::always_inline]] would mean the type.
 #define LEANOPT_LAMBDA __attribute__((always_inline))
 
+// Before a loop of a constant number of turns whose arrays shall be registers, and before one that
+// is rare and shall stay short.
+#if defined(__CUDACC__)
+#define LEANOPT_UNROLL _Pragma("unroll")
+#define LEANOPT_ROLL _Pragma("unroll 1")
+#else
+#define LEANOPT_UNROLL _Pragma("GCC unroll 16")
+#define LEANOPT_ROLL
+#endif
+
 // LEANOPT_EXACT_BEGIN ... LEANOPT_EXACT_END stand around every namespace with arithmetic: IEEE
 // operations, one by one, whatever the flags of the consumer's build. g++: under any flags,
 // -Ofast -march=native included. clang: under any but -ffast-math, which is refused below, and an

@@ -27,6 +27,7 @@ namespace {
 using namespace kernel_runs;
 using leanopt::scalar;
 using leanopt::values;
+using leanopt::cpu::detail::has_headers;
 using leanopt::formats::full;
 using leanopt::weights::plain;
 using patterns::kind;
@@ -112,7 +113,7 @@ moments_t<T> decode(const tensor& t) {
 }
 
 /// Elements of a block [first, last) of which the format cannot hold a moment get NaN as parameter
-/// and, as moments, what the format has instead.
+/// and, as moments, 0 or the largest of the others.
 template <class Formula, class Format, class T>
 void repair(std::vector<T>& p, std::vector<std::vector<float>>& m, std::size_t first,
             std::size_t last) {
@@ -120,7 +121,7 @@ void repair(std::vector<T>& p, std::vector<std::vector<float>>& m, std::size_t f
   leanopt::each<Formula::slot_count>([&](auto k) {
     constexpr values range = Formula::slots[k].range;
     for (std::size_t i = first; i < last; ++i)
-      if (Format::template is_large<range>(leanopt::bits(m[k][i]))) large[i] = true;
+      if (leanopt::is_large<range>(leanopt::bits(m[k][i]), Format::large)) large[i] = true;
   });
   leanopt::each<Formula::slot_count>([&](auto k) {
     constexpr values range = Formula::slots[k].range;
@@ -128,7 +129,7 @@ void repair(std::vector<T>& p, std::vector<std::vector<float>>& m, std::size_t f
     for (std::size_t i = first; i < last; ++i)
       if (!large[i]) found.template add<range>(scalar<float>(m[k][i]));
     for (std::size_t i = first; i < last; ++i)
-      if (large[i]) m[k][i] = Format::template repair<range>(found);
+      if (large[i]) m[k][i] = range == values::any ? 0.0f : leanopt::real(found.largest);
   });
   for (std::size_t i = first; i < last; ++i)
     if (large[i]) p[i] = std::numeric_limits<T>::quiet_NaN();
@@ -138,16 +139,18 @@ void encode_block(tensor& t, const std::vector<std::vector<float>>& m, std::size
                   std::size_t last, std::uint64_t key) {
   constexpr int S = Formula::slot_count;
   const std::size_t block = first / Format::block;
-  typename Format::template range<scalar<float>> found[S];
   typename Format::scale scales[S];
-  leanopt::each<S>([&](auto k) {
-    for (std::size_t i = first; i < last; ++i)
-      found[k].template add<Formula::slots[k].range>(scalar<float>(m[k][i]));
-  });
-  Format::template fit<Formula>(found, scales);
+  if constexpr (has_headers<Format>) {
+    typename Format::template range<scalar<float>> found[S];
+    leanopt::each<S>([&](auto k) {
+      for (std::size_t i = first; i < last; ++i)
+        found[k].template add<Formula::slots[k].range>(scalar<float>(m[k][i]));
+    });
+    Format::template fit<Formula>(found, scales);
+  }
   leanopt::each<S>([&](auto k) {
     using header = typename Format::header;
-    if constexpr (!std::is_void_v<header>)
+    if constexpr (has_headers<Format>)
       t.headers[k].template data<header>()[block] = Format::close(scales[k]);
     for (std::size_t i = first; i < last; ++i)
       t.slots[k].set(i, format_runs::encode<Format, Formula::slots[k].range>(
@@ -165,15 +168,15 @@ void encode(tensor& t, std::vector<T>& p, const moments_t<T>& m, std::uint64_t k
       for (const T x : m[k]) narrow[k].push_back(static_cast<float>(x));
     for (std::size_t i = 0; i < p.size(); i += Format::block) {
       const std::size_t last = std::min(p.size(), i + Format::block);
-      repair<Formula, Format>(p, narrow, i, last);
+      if constexpr (has_headers<Format>) repair<Formula, Format>(p, narrow, i, last);
       encode_block<Formula, Format>(t, narrow, i, last, key);
     }
   }
 }
 
 /// The rule's step in full precision: p and m become the new ones, and the state that a tensor rule
-/// keeps beside them. In formats with blocks a parameter that is NaN makes its moments NaN too, so
-/// that it has no say in headers.
+/// keeps beside them. In formats with blocks a parameter that is not finite makes its moments NaN,
+/// so that it has no say in headers.
 template <class Way, class T>
 void move(const plain_options::of<typename Way::rule>& o, int step_number, tensor& t,
           std::vector<T>& p, std::vector<T>& g, moments_t<T>& m, bool blocks) {
@@ -183,7 +186,7 @@ void move(const plain_options::of<typename Way::rule>& o, int step_number, tenso
   const leanopt::cpu::float_environment guard;
   const auto lose = [&] {
     for (std::size_t i = 0; i < p.size(); ++i)
-      if (blocks && p[i] != p[i]) g[i] = p[i];
+      if (blocks && !std::isfinite(p[i])) g[i] = std::numeric_limits<T>::quiet_NaN();
   };
   if constexpr (rule::elementwise) {
     lose();

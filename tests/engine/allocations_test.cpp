@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/torch.h>
 
@@ -13,6 +14,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -119,6 +121,58 @@ TEST_P(Allocations, OfTheFirstStepAreTheState) {
                                    8 * (rows * columns / 4096 + 1));
   EXPECT_GE(before, state);
   EXPECT_LT(before, state + scratch + allowed(std::size_t(rows * columns)));
+}
+
+/// Operators of LibTorch that this thread calls while it lives.
+class operator_calls {
+ public:
+  operator_calls()
+      : handle_(
+            at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction&) {
+                                         ++count;
+                                         return std::unique_ptr<at::ObserverContext>();
+                                       }).scopes({at::RecordScope::FUNCTION}))) {
+    count = 0;
+  }
+  ~operator_calls() { at::removeCallback(handle_); }
+  operator_calls(const operator_calls&) = delete;
+  operator_calls& operator=(const operator_calls&) = delete;
+
+  static inline std::size_t count = 0;
+
+ private:
+  at::CallbackHandle handle_;
+};
+
+/// From the second step on nothing is allocated and no operator called, however many tensors there
+/// are; what LibTorch needs to start its threads is the exception.
+TEST_P(Allocations, OfLaterStepsAreNoneOnOneThread) {
+  for (const int threads : {1, 2}) {
+    const int before = at::get_num_threads();
+    at::set_num_threads(threads);
+    std::vector<torch::Tensor> parameters;
+    for (std::uint64_t i = 0; i < 50; ++i)
+      for (const auto type : {torch::kFloat, torch::kBFloat16, torch::kDouble}) {
+        parameters.push_back(leaf(made({64, 100}, type, i)));
+        parameters.push_back(leaf(made({100}, type, i)));
+      }
+    const auto optimizer = GetParam().make(parameters);
+    for (const torch::Tensor& p : parameters)
+      p.mutable_grad() = made(p.sizes().vec(), p.scalar_type(), 7);
+    for (int step = 1; step <= 3; ++step) {
+      const operator_calls calls;
+      allocated.start();
+      optimizer->step();
+      allocated.on = false;
+      if (step == 1) {
+        EXPECT_GT(calls.count, 100u) << "the first step's state was not counted";
+        continue;
+      }
+      EXPECT_LE(allocated.count, threads == 1 ? 0u : 100u) << "step " << step;
+      EXPECT_EQ(calls.count, 0u) << "step " << step;
+    }
+    at::set_num_threads(before);
+  }
 }
 
 TEST_P(Allocations, OfManySmallTensorsAreSmall) {

@@ -323,10 +323,10 @@ void passes_of(level l, const plain_options::of<Rule>& o, int step_number, doubl
   passes_t passes(l, t, Rule::template prepare<T>(o, step_number, epsilon),
                   reinterpret_cast<char*>(scratch.data()));
   const unit_loop for_units{how};
-  const double rms = passes.root_mean_square_of_parameter(for_units);
   passes.track(for_units);
-  const double rms_of_update = passes.root_mean_square_of_update(for_units);
-  last(passes, Rule::template finish<T>(o, Rule::rate(o, step_number, rms), rms_of_update));
+  const auto rms = passes.root_mean_squares(for_units);
+  const double rate = Rule::rate(o, step_number, rms.parameter);
+  last(passes, Rule::template finish<T>(o, rate, rms.update));
 }
 
 /// One step of a tensor whose type is computed in T; `step_number` counts from 1.

@@ -120,6 +120,40 @@ TEST(Step, OfOneSmallTensorStaysOnTheCallersThread) {
   EXPECT_EQ(watched_weights::seen.count(std::this_thread::get_id()), 1u);
 }
 
+/// Backward calls a tensor's hooks, on whatever thread it runs.
+TEST(Step, InsideAHookIsAStep) {
+  const auto moved = [](bool in_hook) {
+    const torch::Tensor p = classes::leaf(classes::made({300, 300}, torch::kFloat, 1));
+    const torch::Tensor other = classes::leaf(classes::made({300, 300}, torch::kFloat, 2));
+    leanopt::AdamW optimizer({p});
+    p.mutable_grad() = classes::made({300, 300}, torch::kFloat, 3);
+    if (in_hook) other.register_hook([&](const torch::Tensor&) { optimizer.step(); });
+    (other * other).sum().backward();
+    if (!in_hook) optimizer.step();
+    return p.detach().clone();
+  };
+  EXPECT_TRUE(torch::equal(moved(true), moved(false)));
+}
+
+TEST(Step, OfTwoOptimizersOnTwoThreads) {
+  const auto run = [](std::uint64_t seed) {
+    const torch::Tensor p = classes::leaf(classes::made({300, 301}, torch::kFloat, seed));
+    leanopt::AdamW8bit optimizer({p});
+    for (int step = 0; step < 20; ++step) {
+      p.mutable_grad() = classes::made({300, 301}, torch::kFloat, seed + 10);
+      optimizer.step();
+    }
+    return p.detach().clone();
+  };
+  const torch::Tensor expected[] = {run(1), run(2)};
+  torch::Tensor actual[2];
+  std::thread first([&] { actual[0] = run(1); }), second([&] { actual[1] = run(2); });
+  first.join();
+  second.join();
+  EXPECT_TRUE(torch::equal(actual[0], expected[0]));
+  EXPECT_TRUE(torch::equal(actual[1], expected[1]));
+}
+
 // ---- bits ---------------------------------------------------------------------------------------
 
 /// Shapes that are worth more than one thread, and small ones between them. Adafactor's threads

@@ -124,10 +124,12 @@ inline std::vector<float> part(const std::vector<float>& x, std::size_t first, s
 /// How a block with these values is stored.
 template <class Format, values Range>
 typename Format::scale scale_of(const std::vector<float>& block) {
-  typename Format::template range<scalar<float>> found[1];
-  for (const float x : block) found[0].template add<Range>(scalar<float>(x));
   typename Format::scale s[1];
-  Format::template fit<exchange<Range>>(found, s);
+  if constexpr (leanopt::cpu::detail::has_headers<Format>) {
+    typename Format::template range<scalar<float>> found[1];
+    for (const float x : block) found[0].template add<Range>(scalar<float>(x));
+    Format::template fit<exchange<Range>>(found, s);
+  }
   return s[0];
 }
 
@@ -144,7 +146,7 @@ float decode(const typename Format::scale& s, std::uint32_t code) {
 /// As the engine encodes a value that is in range of the block.
 template <class Format, values Range>
 std::uint32_t encode(const typename Format::scale& s, float x, std::uint32_t random) {
-  if (Range == values::non_negative) x = Format::raise(x, s);
+  if constexpr (Format::raises && Range == values::non_negative) x = Format::raise(x, s);
   return Format::template encode<Range, scalar<float>>(s, scalar<float>(x), random);
 }
 

@@ -642,6 +642,21 @@ TYPED_TEST(every, moves_as_the_stock_classes_do) {
   expect_move_assignment(Class({leaf({2})}, TypeParam::options(0.5)), moved, a);
 }
 
+TYPED_TEST(every, counts_what_it_skips_wherever_it_moved) {
+  using Class = typename TypeParam::optimizer;
+  Tensor a = leaf({3});
+  auto o = TypeParam::options(0.125);
+  o.nonfinite(leanopt::nonfinite::skip_element);
+  Class first({a}, o);
+  set_gradients({a});
+  first.step();
+  Class moved(std::move(first));
+  a.mutable_grad()[1] = std::numeric_limits<float>::infinity();
+  moved.step();
+  EXPECT_EQ(moved.skipped_elements(), 1);
+  EXPECT_EQ(first.skipped_elements(), 0);
+}
+
 // The step
 
 TYPED_TEST(every, a_step_that_throws_has_changed_nothing) {

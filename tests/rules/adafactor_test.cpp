@@ -176,10 +176,9 @@ class ours {
     passes_of passes(leanopt::cpu::level::scalar, work,
                      adafactor::prepare<T>(o, t, std::numeric_limits<T>::epsilon()),
                      reinterpret_cast<char*>(scratch.data()));
-    const double rms = passes.root_mean_square_of_parameter(serially{});
     passes.track(serially{});
-    const double rms_of_update = passes.root_mean_square_of_update(serially{});
-    const auto c = adafactor::finish<T>(o, adafactor::rate(o, t, rms), rms_of_update);
+    const auto rms = passes.root_mean_squares(serially{});
+    const auto c = adafactor::finish<T>(o, adafactor::rate(o, t, rms.parameter), rms.update);
     using leanopt::formats::full;
     if (o.beta1())
       passes.template apply<adafactor::formula<true>, full>(c, serially{});

@@ -46,24 +46,6 @@ LEANOPT_HD std::uint32_t if_above(std::uint32_t a, std::uint32_t b, std::uint32_
   return a > b ? x : y;
 }
 
-/// x^n by squaring, n >= 0, rounded from twice the precision: within an ulp of the true power, and
-/// the same bits with every libm, which std::pow does not promise.
-inline double power(double x, std::int64_t n) {
-  struct sum {
-    double high, low;
-    sum operator*(const sum& b) const {
-      const double p = high * b.high;
-      const double error = __builtin_fma(high, b.high, -p) + (high * b.low + low * b.high);
-      const double total = p + error;
-      return {total, error - (total - p)};
-    }
-  };
-  sum result{1, 0}, factor{x, 0};
-  for (; n; n >>= 1, factor = factor * factor)
-    if (n & 1) result = result * factor;
-  return result.high;
-}
-
 template <class T, int N>
 struct lanes;
 template <class V>
@@ -151,6 +133,25 @@ LEANOPT_HD std::uint32_t bits(const scalar<float>& x) { return bits(x.v); }
 LEANOPT_HD std::uint32_t reduce_max(std::uint32_t a) { return a; }
 LEANOPT_HD std::uint32_t reduce_min(std::uint32_t a) { return a; }
 
+/// x^n by squaring, n >= 0, rounded from twice the precision: within an ulp of the true power, and
+/// the same bits with every libm, which std::pow does not promise, and on every device.
+LEANOPT_HD double power(double x, std::int64_t n) {
+  using number = scalar<double>;
+  struct sum {
+    number high, low;
+    LEANOPT_HD sum operator*(const sum& b) const {
+      const number p = high * b.high;
+      const number error = fma(high, b.high, -p) + (high * b.low + low * b.high);
+      const number total = p + error;
+      return {total, error - (total - p)};
+    }
+  };
+  sum result{1.0, 0.0}, factor{x, 0.0};
+  for (; n; n >>= 1, factor = factor * factor)
+    if (n & 1) result = result * factor;
+  return result.high.v;
+}
+
 namespace detail {
 template <class T>
 struct scalar_traits {
@@ -166,6 +167,11 @@ struct scalar_traits {
   template <class Memory>
   LEANOPT_HD static void store(Memory* p, const lanes<T, 1>& x) {
     *p = static_cast<Memory>(x.v);
+  }
+  /// The same for the first n lanes of a register, n <= count; the others read as 0.
+  LEANOPT_HD static lanes<T, 1> load_some(const T* p, std::size_t n) { return n ? *p : T(0); }
+  LEANOPT_HD static void store_some(T* p, const lanes<T, 1>& x, std::size_t n) {
+    if (n) *p = x.v;
   }
   /// std::uint8_t is extended with zeros, std::int8_t with its sign.
   template <class Byte>
@@ -239,8 +245,15 @@ struct lanes {
   LEANOPT_INLINE friend lanes operator-(const lanes& a) { return -a.v; }
   LEANOPT_INLINE friend lanes operator&(const lanes& a, const lanes& b) { return a.v & b.v; }
   LEANOPT_INLINE friend lanes operator|(const lanes& a, const lanes& b) { return a.v | b.v; }
-  LEANOPT_INLINE friend lanes operator<<(const lanes& a, int s) { return a.v << s; }
-  LEANOPT_INLINE friend lanes operator>>(const lanes& a, int s) { return a.v >> s; }
+  // A count per lane is one operation where a count in a register of its own is two.
+  LEANOPT_INLINE friend lanes operator<<(const lanes& a, int s) {
+    if (__builtin_constant_p(s)) return a.v << s;
+    return a.v << lanes(T(s)).v;
+  }
+  LEANOPT_INLINE friend lanes operator>>(const lanes& a, int s) {
+    if (__builtin_constant_p(s)) return a.v >> s;
+    return a.v >> lanes(T(s)).v;
+  }
   LEANOPT_INLINE friend lanes max(const lanes& a, const lanes& b) { return a.v > b.v ? a.v : b.v; }
   LEANOPT_INLINE friend lanes min(const lanes& a, const lanes& b) { return a.v < b.v ? a.v : b.v; }
   LEANOPT_INLINE friend lanes if_above(const lanes& a, const lanes& b, const lanes& x,
@@ -323,6 +336,56 @@ struct own_memory {
   LEANOPT_INLINE static void store(T* p, const lanes<T, N>& x) {
     *reinterpret_cast<typename lanes<T, N>::unaligned*>(p) = x.v;
   }
+
+  // The first n lanes, n <= N; the others read as 0 and their memory is not touched.
+#if defined(__clang__)
+  LEANOPT_INLINE static lanes<T, N> load_some(const T* p, std::size_t n) {
+    typename lanes<T, N>::type x{};
+    for (std::size_t i = 0; i < n; ++i) x[i] = p[i];
+    return x;
+  }
+  LEANOPT_INLINE static void store_some(T* p, const lanes<T, N>& x, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) p[i] = x.v[i];
+  }
+#else
+  LEANOPT_INLINE static lanes<T, N> load_some(const T* p, std::size_t n) {
+    using type = typename lanes<T, N>::type;
+    if (n == N) return own_memory::load(p);
+    if constexpr (sizeof(T) * N == 64 && sizeof(T) == 4)
+      return __builtin_ia32_loadups512_mask(p, type{}, std::uint16_t((1u << n) - 1));
+    if constexpr (sizeof(T) * N == 64 && sizeof(T) == 8)
+      return __builtin_ia32_loadupd512_mask(p, type{}, std::uint8_t((1u << n) - 1));
+    if constexpr (sizeof(T) * N == 32 && sizeof(T) == 4)
+      return __builtin_ia32_maskloadps256(reinterpret_cast<const type*>(p), mask(n).v);
+    if constexpr (sizeof(T) * N == 32 && sizeof(T) == 8)
+      return __builtin_ia32_maskloadpd256(reinterpret_cast<const type*>(p), mask(n).v);
+  }
+  LEANOPT_INLINE static void store_some(T* p, const lanes<T, N>& x, std::size_t n) {
+    using type = typename lanes<T, N>::type;
+    if (n == N) return own_memory::store(p, x);
+    if constexpr (sizeof(T) * N == 64 && sizeof(T) == 4)
+      __builtin_ia32_storeups512_mask(p, x.v, std::uint16_t((1u << n) - 1));
+    if constexpr (sizeof(T) * N == 64 && sizeof(T) == 8)
+      __builtin_ia32_storeupd512_mask(p, x.v, std::uint8_t((1u << n) - 1));
+    if constexpr (sizeof(T) * N == 32 && sizeof(T) == 4)
+      __builtin_ia32_maskstoreps256(reinterpret_cast<type*>(p), mask(n).v, x.v);
+    if constexpr (sizeof(T) * N == 32 && sizeof(T) == 8)
+      __builtin_ia32_maskstorepd256(reinterpret_cast<type*>(p), mask(n).v, x.v);
+  }
+
+ private:
+  typedef std::conditional_t<sizeof(T) == 4, int, long long> word;
+  typedef word words __attribute__((vector_size(N * sizeof(T))));
+  /// All bits of the first n lanes.
+  struct mask {
+    words v;
+    LEANOPT_INLINE explicit mask(std::size_t n) {
+      words index;
+      for (int i = 0; i < N; ++i) index[i] = i;
+      v = index < (words{} + word(n));
+    }
+  };
+#endif
 };
 }  // namespace detail
 
@@ -494,33 +557,31 @@ struct sixteen_sums {
   V part[count / L::count];
 
   LEANOPT_INLINE sixteen_sums() {
-#pragma GCC unroll 16
+    LEANOPT_UNROLL
     for (int k = 0; k < count / L::count; ++k) part[k] = V(T(0));
   }
   /// Adds f(i) for i = 0, N, 2N, ... below 16; f gives the numbers i to i + N - 1.
   template <class F>
   LEANOPT_INLINE void add(F f) {
-#pragma GCC unroll 16
+    LEANOPT_UNROLL
     for (int k = 0; k < count / L::count; ++k) part[k] = part[k] + f(k * L::count);
   }
   LEANOPT_INLINE T total() const {
     constexpr int N = L::count;
     V sums[count / N];
-#pragma GCC unroll 16
+    LEANOPT_UNROLL
     for (int k = 0; k < count / N; ++k) sums[k] = part[k];
-#pragma GCC unroll 4
-    for (int half = count / N / 2; half; half /= 2)
-#pragma GCC unroll 8
-      for (int k = 0; k < half; ++k) sums[k] = sums[k] + sums[k + half];
+    LEANOPT_UNROLL
+    for (int half = count / N / 2; half; half /= 2) LEANOPT_UNROLL
+    for (int k = 0; k < half; ++k) sums[k] = sums[k] + sums[k + half];
     scalar<T> x[N];
     T memory[N];
     L::store(memory, sums[0]);
-#pragma GCC unroll 16
+    LEANOPT_UNROLL
     for (int i = 0; i < N; ++i) x[i] = memory[i];
-#pragma GCC unroll 4
-    for (int half = N / 2; half; half /= 2)
-#pragma GCC unroll 8
-      for (int i = 0; i < half; ++i) x[i] = x[i] + x[i + half];
+    LEANOPT_UNROLL
+    for (int half = N / 2; half; half /= 2) LEANOPT_UNROLL
+    for (int i = 0; i < half; ++i) x[i] = x[i] + x[i + half];
     return x[0].v;
   }
 };

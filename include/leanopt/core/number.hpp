@@ -9,8 +9,15 @@ namespace leanopt {
 
 enum class number { float32, float64, bfloat16, float16 };
 
-constexpr std::size_t bytes_of(number n) {
+LEANOPT_HD constexpr std::size_t bytes_of(number n) {
   return n == number::float64 ? 8 : n == number::float32 ? 4 : 2;
+}
+
+/// Whether x, or its square as a number of type Square, is not finite.
+template <class Square, class T>
+LEANOPT_HD bool has_infinite_square(T x) {
+  constexpr T limit = sizeof(Square) == 8 ? T(0x1p512) : T(0x1p64f);
+  return !(x < limit && x > -limit);
 }
 
 /// The bits of x, ready for its lowest `dropped` bits to be cut off: rounded stochastically by the

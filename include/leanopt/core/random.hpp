@@ -17,9 +17,15 @@ LEANOPT_HD std::uint64_t mix(std::uint64_t z) {
   return z ^ (z >> 31);
 }
 
-/// What the draws of one parameter in one step have in common.
+/// What the draws of one step have in common, and those of one parameter in it.
+LEANOPT_HD std::uint64_t random_step_key(std::uint64_t seed, std::uint64_t step) {
+  return mix(mix(seed) + step);
+}
+LEANOPT_HD std::uint64_t random_key(std::uint64_t step_key, std::uint64_t ordinal) {
+  return mix(step_key + ordinal);
+}
 LEANOPT_HD std::uint64_t random_key(std::uint64_t seed, std::uint64_t step, std::uint64_t ordinal) {
-  return mix(mix(mix(seed) + step) + ordinal);
+  return random_key(random_step_key(seed, step), ordinal);
 }
 
 /// The stream of the weight; streams 0, 1, 2 belong to the slots.

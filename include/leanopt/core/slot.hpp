@@ -4,12 +4,21 @@
 #include <leanopt/config.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 LEANOPT_EXACT_BEGIN
 namespace leanopt {
 
 enum class values { any, non_negative };
+
+/// Whether a block of codes cannot hold a number, given as bits: NaN, what is at least `limit` (as
+/// bits, Inf at most), and what is negative in a slot that has no sign.
+template <values Range>
+LEANOPT_HD constexpr bool is_large(std::uint32_t x, std::uint32_t limit) {
+  return (Range == values::any ? x & 0x7fffffffu : x) >= limit;
+}
+
 /// Per element of the parameter, per row or column of its last two dimensions, or one in all.
 enum class extent { element, row, column, one };
 
@@ -30,6 +39,14 @@ struct slot_spec {
                                      : false;
   }
 };
+
+/// Whether a slot of a formula has a square per element.
+template <class Formula>
+LEANOPT_HD constexpr bool keeps_squares() {
+  for (int k = 0; k < Formula::slot_count; ++k)
+    if (Formula::slots[k].range == values::non_negative) return true;
+  return false;
+}
 
 /// A compile-time integer (std::integral_constant converts on the host only).
 template <int K>

@@ -3,6 +3,7 @@
 
 #include <leanopt/core/lane.hpp>
 #include <leanopt/core/number.hpp>
+#include <leanopt/core/slot.hpp>
 
 LEANOPT_EXACT_BEGIN
 namespace leanopt {
@@ -22,7 +23,8 @@ struct operand {
   number type = number::float32;
   strided shape;
   void* residual = nullptr;  ///< of split weights: one after the other in the order of the walk
-  bool is_run() const { return shape.rank == 0; }
+  double factor = 1;         ///< what the numbers of a gradient are multiplied by as they are read
+  LEANOPT_HD bool is_run() const { return shape.rank == 0; }
 };
 
 /// Calls f(i, offset, n, stride) for the runs of elements [first, first + count): elements
@@ -47,6 +49,17 @@ void each_run(const strided& s, std::size_t first, std::size_t count, F f) {
 /// What a rule's formula needs per element besides the gradient: nothing.
 struct no_inputs {
   static constexpr bool present = false;
+};
+
+/// A formula that remembers one value, for what is encoded on its own.
+template <values Range>
+struct one_slot {
+  template <class T>
+  using inputs = no_inputs;
+  template <class T>
+  struct coeffs {};
+  static constexpr int slot_count = 1;
+  static constexpr slot_spec slots[1] = {{"value", Range}};
 };
 
 }  // namespace leanopt

@@ -87,24 +87,6 @@ auto launch(level l, const A&... args) {
   return enter_scalar<Kernel>(args...);
 }
 
-/// The n numbers at p as a register; the lanes behind them are zero.
-template <class V, class T>
-LEANOPT_INLINE V load_some(const T* p, std::size_t n) {
-  using L = lane_traits<V>;
-  if (n == L::count) return L::load(p);
-  T padded[L::count] = {};
-  for (std::size_t i = 0; i < n; ++i) padded[i] = p[i];
-  return L::load(padded);
-}
-template <class V, class T>
-LEANOPT_INLINE void store_some(T* p, const V& x, std::size_t n) {
-  using L = lane_traits<V>;
-  if (n == L::count) return L::store(p, x);
-  T padded[L::count];
-  L::store(padded, x);
-  for (std::size_t i = 0; i < n; ++i) p[i] = padded[i];
-}
-
 }  // namespace detail
 
 // ---- numbers of any type and layout, 256 at a time ----------------------------------------------
@@ -187,6 +169,19 @@ struct narrow {
   }
 };
 
+template <class T>
+struct multiply {
+  template <int Width>
+  LEANOPT_INLINE static void run(T* x, std::size_t n, T factor) {
+    using V = lanes_of<Width, T>;
+    using L = lane_traits<V>;
+    using S = scalar<T>;
+    std::size_t i = 0;
+    for (; i + L::count <= n; i += L::count) L::store(x + i, L::load(x + i) * V(factor));
+    for (; i < n; ++i) x[i] = (S(x[i]) * S(factor)).v;
+  }
+};
+
 /// f(Bits{}) for a type of 16 bits.
 template <class Weights, class F>
 void with_bits(number type, F f) {
@@ -231,6 +226,7 @@ void read(level l, const operand& x, std::size_t first, std::size_t n, T* out) {
                }
              }
            });
+  if (x.factor != 1) detail::launch<detail::multiply<T>, detail::widest<T>>(l, out, n, T(x.factor));
 }
 
 /// The inverse of read(). `first` is a multiple of `stage`, n at most `stage`.
@@ -265,7 +261,8 @@ void write(level l, const operand& x, std::size_t first, std::size_t n, const T*
 /// Whether the engine may work on x in place, as an array of T.
 template <class T>
 bool in_place(const operand& x) {
-  return x.is_run() && x.type == (sizeof(T) == 8 ? number::float64 : number::float32);
+  return x.is_run() && x.type == (sizeof(T) == 8 ? number::float64 : number::float32) &&
+         x.factor == 1;
 }
 
 // ---- elementwise steps --------------------------------------------------------------------------
@@ -285,6 +282,12 @@ struct piece {
 };
 
 namespace detail {
+
+/// Asks for a stage of numbers: passes that do little else per number wait for memory otherwise.
+template <class T>
+LEANOPT_INLINE void prefetch(const T* x) {
+  for (std::size_t i = 0; i < stage; i += 64 / sizeof(T)) __builtin_prefetch(x + i);
+}
 
 /// The formula, with the numbers at `input` where it has inputs.
 template <class Formula, class T, class V>
@@ -310,37 +313,50 @@ struct stream {
     constexpr std::size_t N = L::count;
     const auto c = coeffs;  // local copies: no store in the loop can change them, so the broadcasts
     const auto t = piece_;  // are hoisted
-    alignas(64) T input[inputs::present ? stage : 1], padded[2 + S][N] = {};
+    alignas(64) T input[inputs::present ? stage : 1] = {};
     const std::size_t chunk = inputs::present ? stage : t.elements;
     for (std::size_t at = 0; at < t.elements; at += chunk) {
-      const std::size_t m = std::min(chunk, t.elements - at);
+      const std::size_t m = std::min(chunk, t.elements - at), full = m - m % N;
       if constexpr (inputs::present) in.template fill<V>(input, t.first + at, m);
-      const std::size_t rest = m % N;
-      T *p = t.p + at, *s[S ? S : 1];
-      const T *g = t.g + at, *x = input;
-      each<S>([&](auto k) LEANOPT_LAMBDA { s[k] = t.slots[k] + at; });
-      for (std::size_t n = m - rest;; n = N) {  // full registers, then the rest in a padded copy
-        for (std::size_t j = 0; j < n; j += N) {
-          V w = L::load(p + j), moments[S ? S : 1];
-          each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = L::load(s[k] + j); });
-          apply<Formula, T, V>(c, w, L::load(g + j), moments, x + j);
-          each<S>([&](auto k) LEANOPT_LAMBDA { L::store(s[k] + j, moments[k]); });
-          L::store(p + j, w);
-        }
-        if (!rest || p == padded[0]) break;
-        std::copy_n(p + n, rest, padded[0]);
-        std::copy_n(g + n, rest, padded[1]);
-        for (int k = 0; k < S; ++k) std::copy_n(s[k] + n, rest, padded[2 + k]);
-        p = padded[0];
-        g = padded[1];
-        x += n;
-        for (int k = 0; k < S; ++k) s[k] = padded[2 + k];
+      const auto move = [&](std::size_t j, auto load, auto store) LEANOPT_LAMBDA {
+        const std::size_t i = at + j;
+        V p = load(t.p + i), moments[S ? S : 1];
+        each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = load(t.slots[k] + i); });
+        apply<Formula, T, V>(c, p, load(t.g + i), moments, input + (inputs::present ? j : 0));
+        each<S>([&](auto k) LEANOPT_LAMBDA { store(t.slots[k] + i, moments[k]); });
+        store(t.p + i, p);
+      };
+      if (inputs::present && m == stage) {
+        prefetch(t.p + at + 2 * stage);
+        prefetch(t.g + at + 2 * stage);
       }
-      if (!rest) continue;
-      std::copy_n(padded[0], rest, t.p + at + m - rest);
-      for (int k = 0; k < S; ++k) std::copy_n(padded[2 + k], rest, t.slots[k] + at + m - rest);
+      for (std::size_t j = 0; j < full; j += N)
+        move(
+            j, [](const T* x) LEANOPT_LAMBDA { return L::load(x); },
+            [](T* x, const V& v) LEANOPT_LAMBDA { L::store(x, v); });
+      if (const std::size_t rest = m - full)
+        move(
+            full, [&](const T* x) LEANOPT_LAMBDA { return L::load_some(x, rest); },
+            [&](T* x, const V& v) LEANOPT_LAMBDA { L::store_some(x, v, rest); });
     }
   }
+};
+
+template <class Format>
+constexpr bool has_headers = !std::is_void_v<typename Format::header>;
+/// The statistics of a block's moments; none where values are stored each on their own.
+template <class Format, class V, bool = has_headers<Format>>
+struct range_type {
+  using type = typename Format::template range<V>;
+};
+struct no_range {
+  template <values, class V>
+  LEANOPT_INLINE void add(const V&) {}
+  LEANOPT_INLINE no_range reduced() const { return {}; }
+};
+template <class Format, class V>
+struct range_type<Format, V, false> {
+  using type = no_range;
 };
 
 /// Formats with blocks: decode, apply, statistics, header, encode.
@@ -352,23 +368,23 @@ struct blocks {
   using stored = typename Format::template stored<T>;
   using header = typename Format::header;
   using scale = typename Format::scale;
-  using range = typename Format::template range<scalar<float>>;
   template <class V>
-  using ranges_of = typename Format::template range<V>[S];
+  using range_of = typename range_type<Format, V>::type;
+  using range = range_of<scalar<float>>;
 
   LEANOPT_INLINE static scale open([[maybe_unused]] const header* h) {
-    if constexpr (std::is_void_v<header>)
-      return {};
-    else
+    if constexpr (has_headers<Format>)
       return Format::open(*h);
+    else
+      return {};
   }
   /// The header of the block that begins `i` elements on.
   LEANOPT_INLINE static header* header_at([[maybe_unused]] header* h,
                                           [[maybe_unused]] std::size_t i) {
-    if constexpr (std::is_void_v<header>)
-      return nullptr;
-    else
+    if constexpr (has_headers<Format>)
       return h + i / B;
+    else
+      return nullptr;
   }
   template <class V, values Range>
   LEANOPT_INLINE static V decode(const scale& s, const stored* from) {
@@ -381,15 +397,15 @@ struct blocks {
       return Format::template decode<Range, V>(s, L::load_words(from));
   }
 
-  /// Elements of which the block cannot hold a moment: all their moments become what the format
-  /// says, because one of a gradient whose square overflows is finite still and would set the scale
-  /// of its neighbours. The parameter becomes NaN, as visible as in full precision, where the
-  /// moments would tell.
+  /// Elements of which the block cannot hold a moment: all their moments become 0, or the block's
+  /// largest where they have no sign, because one of a gradient whose square overflows is finite
+  /// still and would set the scale of its neighbours. The parameter becomes NaN, as visible as in
+  /// full precision, where the moments would tell.
   [[gnu::noinline, gnu::cold]] static void repair(float (&moments)[S][B], T* p, range (&r)[S]) {
     bool large[B] = {};
     each<S>([&](auto k) {
       for (int j = 0; j < B; ++j)
-        large[j] |= Format::template is_large<Formula::slots[k].range>(bits(moments[k][j]));
+        large[j] |= is_large<Formula::slots[k].range>(bits(moments[k][j]), Format::large);
     });
     each<S>([&](auto k) {
       constexpr values signs = Formula::slots[k].range;
@@ -397,7 +413,7 @@ struct blocks {
       for (int j = 0; j < B; ++j)
         if (!large[j]) r[k].template add<signs>(scalar<float>(moments[k][j]));
       for (int j = 0; j < B; ++j)
-        if (large[j]) moments[k][j] = Format::template repair<signs>(r[k]);
+        if (large[j]) moments[k][j] = signs == values::any ? 0.0f : real(r[k].largest);
     });
     for (int j = 0; p && j < B; ++j)
       if (large[j]) p[j] = std::numeric_limits<T>::quiet_NaN();
@@ -434,7 +450,7 @@ struct blocks {
     alignas(64) T input[inputs::present ? B : 1] = {};
     if constexpr (inputs::present) in.template fill<V>(input, block * B, n);
     scale old[S];
-    ranges_of<F> ranges;
+    range_of<F> ranges[S];
     each<S>([&](auto k) LEANOPT_LAMBDA { old[k] = open(headers[k]); });
 
 #pragma GCC unroll 4
@@ -445,7 +461,7 @@ struct blocks {
       });
       if constexpr (std::is_same_v<T, float>) {
         F w = L::load(p + j);
-        const F gradient = if_nan(w, w, L::load(g + j));  // a lost parameter has no say in headers
+        const F gradient = fma(w, F(0), L::load(g + j));  // a lost parameter has no say in headers
         apply<Formula, T, F>(c, w, gradient, s, input + (inputs::present ? j : 0));
         L::store(p + j, w);
         each<S>([&](auto k) LEANOPT_LAMBDA { L::store(moments[k] + j, s[k]); });
@@ -454,7 +470,7 @@ struct blocks {
         for (int h = j; h < j + N; h += D::count) {
           V w = D::load(p + h), wide[S];
           each<S>([&](auto k) LEANOPT_LAMBDA { wide[k] = D::load(moments[k] + h); });
-          const V gradient = if_nan(w, w, D::load(g + h));
+          const V gradient = fma(w, V(0), D::load(g + h));
           apply<Formula, T, V>(c, w, gradient, wide, input + (inputs::present ? h : 0));
           D::store(p + h, w);
           each<S>([&](auto k) LEANOPT_LAMBDA { D::store(moments[k] + h, wide[k]); });
@@ -488,20 +504,23 @@ struct blocks {
     using F = lanes_of<Width, float>;
     using L = lane_traits<F>;
     constexpr int N = L::count, G = L::group;
-    bool large = false;
-    each<S>([&](auto k) LEANOPT_LAMBDA {
-      large |= Format::template has_large<Formula::slots[k].range>(found[k]);
-    });
-    if (__builtin_expect(large, 0)) repair(moments, p, found);
     scale now[S];
-    Format::template fit<Formula>(found, now);
+    if constexpr (has_headers<Format>) {
+      bool large = false;
+      each<S>([&](auto k) LEANOPT_LAMBDA {
+        large |= is_large<Formula::slots[k].range>(found[k].largest, Format::large);
+      });
+      if (__builtin_expect(large, 0)) repair(moments, p, found);
+      Format::template fit<Formula>(found, now);
+      each<S>([&](auto k) LEANOPT_LAMBDA {
+        *headers[k] = Format::close(now[k]);
+        if constexpr (Format::raises && Formula::slots[k].range == values::non_negative)
+          if (__builtin_expect(Format::needs_raise(found[k], now[k]), 0)) raise(moments[k], now[k]);
+      });
+    }
     lattice<F> draw[S];
-    each<S>([&](auto k) LEANOPT_LAMBDA {
-      if constexpr (!std::is_void_v<header>) *headers[k] = Format::close(now[k]);
-      if constexpr (Format::random) draw[k] = lattice<F>(random_word(key, block, k));
-      if constexpr (Formula::slots[k].range == values::non_negative)
-        if (__builtin_expect(Format::needs_raise(found[k], now[k]), 0)) raise(moments[k], now[k]);
-    });
+    if constexpr (Format::random)
+      each<S>([&](auto k) LEANOPT_LAMBDA { draw[k] = lattice<F>(random_word(key, block, k)); });
 
     for (int j = 0; j < B; j += N * G) {
       prefetch(j);
@@ -572,7 +591,7 @@ struct encode_kernel {
         std::copy_n(values[k] + i, n, moments[k]);
         codes[k] = copy[k];
         headers[k] = all::header_at(t.headers[k], i);
-        typename Format::template range<F> all_of_block;
+        typename all::template range_of<F> all_of_block;
         for (int j = 0; j < B; j += lane_traits<F>::count)
           all_of_block.template add<Formula::slots[k].range>(lane_traits<F>::load(moments[k] + j));
         found[k] = all_of_block.reduced();
@@ -668,14 +687,6 @@ bool has_bad(level l, const T* x, std::size_t n) {
   return launch<gradient_check<T, Square>, widest<T>>(l, x, n);
 }
 
-/// Whether a slot has a square per element.
-template <class Formula>
-constexpr bool keeps_squares = [] {
-  for (int k = 0; k < Formula::slot_count; ++k)
-    if (Formula::slots[k].range == values::non_negative) return true;
-  return false;
-}();
-
 /// run(x) for the elements of a stage whose gradient is good. `g` is room for the others' zeros.
 template <class Formula, class Square, class T, class Format, int S, class Run>
 [[gnu::noinline, gnu::cold]] void step_good_ones(piece<T, Format, S> x, T* g, std::int64_t* skipped,
@@ -708,13 +719,13 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
   constexpr int S = Formula::slot_count;
   using kernel = detail::step_kernel<Formula, Format, T>;
   using part_t = piece<T, Format, S>;
-  using square = std::conditional_t<Format::compressed && detail::keeps_squares<Formula>, float, T>;
+  using square = std::conditional_t<Format::compressed && keeps_squares<Formula>(), float, T>;
   const bool p_in_place = in_place<T>(t.p), g_in_place = in_place<T>(t.g);
   const auto part = [&](T* p, const T* g, std::size_t at, std::size_t n) {
     part_t x{p, g, {}, {}, n, at, t.key};
     for (int k = 0; k < S; ++k) {
       x.slots[k] = static_cast<typename Format::template stored<T>*>(t.slots[k]) + at;
-      if constexpr (!std::is_void_v<typename Format::header>)
+      if constexpr (detail::has_headers<Format>)
         x.headers[k] = static_cast<typename Format::header*>(t.headers[k]) + at / Format::block;
     }
     return x;
@@ -782,8 +793,9 @@ struct square_sum {
   template <int Width>
   LEANOPT_INLINE static double run(const T* x, std::size_t n) {
     using V = lanes_of<Width, T>;
+    using L = lane_traits<V>;
     return sum_of_squares<V>(
-        n, [&](std::size_t at, std::size_t m) LEANOPT_LAMBDA { return load_some<V>(x + at, m); });
+        n, [&](std::size_t at, std::size_t m) LEANOPT_LAMBDA { return L::load_some(x + at, m); });
   }
 };
 template <class T, class Inputs>
@@ -791,10 +803,11 @@ struct update_sum {
   template <int Width>
   LEANOPT_INLINE static double run(const T* g, std::size_t first, std::size_t n, const Inputs& in) {
     using V = lanes_of<Width, T>;
+    using L = lane_traits<V>;
     alignas(64) T input[stage];
     in.template fill<V>(input, first, n);
     return sum_of_squares<V>(n, [&](std::size_t at, std::size_t m) LEANOPT_LAMBDA {
-      return load_some<V>(g + at, m) * load_some<V>(input + at, m);
+      return L::load_some(g + at, m) * L::load_some(input + at, m);
     });
   }
 };
@@ -805,14 +818,16 @@ struct matrix_sums {
   LEANOPT_INLINE static void run(const T* g, std::size_t rows, std::size_t stride, std::size_t n,
                                  double* row, T* column) {
     using V = lanes_of<Width, T>;
+    using L = lane_traits<V>;
     for (std::size_t r = 0; r < rows; ++r, g += stride)
       for (std::size_t at = 0; at < n; at += stage) {
         const T* x = g + at;
         T* sums = column + at;
         const std::size_t m = std::min(stage, n - at);
+        if (m == stage) prefetch(x + stride);
         row[r] += sum_of_squares<V>(m, [&](std::size_t i, std::size_t some) LEANOPT_LAMBDA {
-          const V value = load_some<V>(x + i, some);
-          store_some(sums + i, load_some<V>(sums + i, some) + value * value, some);
+          const V value = L::load_some(x + i, some);
+          L::store_some(sums + i, L::load_some(sums + i, some) + value * value, some);
           return value;
         });
       }
@@ -824,11 +839,12 @@ struct track_variance {
   LEANOPT_INLINE static void run(const typename Rule::template reductions<T>& c, const T* g, T* v,
                                  std::size_t n) {
     using V = lanes_of<Width, T>;
-    constexpr std::size_t N = lane_traits<V>::count;
+    using L = lane_traits<V>;
+    constexpr std::size_t N = L::count;
     for (std::size_t i = 0; i < n; i += N) {
       const std::size_t m = std::min(N, n - i);
-      const V x = load_some<V>(g + i, m);
-      store_some(v + i, Rule::track(c, load_some<V>(v + i, m), x * x), m);
+      const V x = L::load_some(g + i, m);
+      L::store_some(v + i, Rule::track(c, L::load_some(v + i, m), x * x), m);
     }
   }
 };
@@ -842,7 +858,9 @@ void each_stage(level l, const operand& x, std::size_t first, std::size_t last, 
   for (std::size_t i = first; i < last; i += stage) {
     const std::size_t n = std::min(stage, last - i);
     const T* numbers = static_cast<const T*>(x.data) + i;
-    if (!in_place<T>(x)) {
+    if (in_place<T>(x)) {
+      if (n == stage) prefetch(numbers + 4 * stage);
+    } else {
       read<T, Weights>(l, x, i, n, copy);
       numbers = copy;
     }
@@ -862,34 +880,40 @@ void each_stage(level l, const operand& x, std::size_t first, std::size_t last, 
 constexpr std::size_t unit = 4096;
 constexpr std::size_t units_of(std::size_t elements) { return (elements + unit - 1) / unit; }
 
-/// Root of the mean of what `sum_of(values, first, n)` gives for the elements of x, at most 256 at
-/// a time: added in double in one order, so that neither the length nor the number of threads
-/// matters. `sums` has one number per unit.
-template <class T, class Weights, class For, class F>
-double root_mean(level l, const operand& x, std::size_t elements, bool skips, double* sums,
-                 For for_units, F sum_of) {
-  for_units(units_of(elements), [&](std::size_t begin, std::size_t end) {
-    const float_environment guard;
-    for (std::size_t u = begin; u < end; ++u) {
-      sums[u] = 0;
-      detail::each_stage<T, Weights>(l, x, u * unit, std::min(elements, (u + 1) * unit), skips,
-                                     [&](const T* values, std::size_t i, std::size_t n,
-                                         const bool*) { sums[u] += sum_of(values, i, n); });
-    }
-  });
+/// The sum over unit u of what `sum_of(values, first, n)` gives for at most 256 elements at a time.
+template <class T, class Weights, class F>
+double sum_of_unit(level l, const operand& x, std::size_t elements, bool skips, std::size_t u,
+                   F sum_of) {
+  double sum = 0;
+  detail::each_stage<T, Weights>(l, x, u * unit, std::min(elements, (u + 1) * unit), skips,
+                                 [&](const T* values, std::size_t i, std::size_t n, const bool*) {
+                                   sum += sum_of(values, i, n);
+                                 });
+  return sum;
+}
+/// Root of the mean of sums per unit, added in one order whatever the number of threads.
+inline double root_mean(const double* sums, std::size_t elements) {
   const float_environment guard;
   double sum = 0;
   for (std::size_t u = 0; u < units_of(elements); ++u) sum += sums[u];
   return std::sqrt(sum / double(elements));
 }
-/// Root of the mean square of a tensor.
+template <class T>
+auto sum_of_squares_at(level l) {
+  return [l](const T* values, std::size_t, std::size_t n) {
+    return detail::launch<detail::square_sum<T>, detail::widest<T>>(l, values, n);
+  };
+}
+/// Root of the mean square of a tensor; `sums` has one number per unit.
 template <class T, class Weights, class For>
 double root_mean_square(level l, const operand& x, std::size_t elements, double* sums,
                         For for_units) {
-  return root_mean<T, Weights>(
-      l, x, elements, false, sums, for_units, [&](const T* values, std::size_t, std::size_t n) {
-        return detail::launch<detail::square_sum<T>, detail::widest<T>>(l, values, n);
-      });
+  for_units(units_of(elements), [&](std::size_t begin, std::size_t end) {
+    const float_environment guard;
+    for (std::size_t u = begin; u < end; ++u)
+      sums[u] = sum_of_unit<T, Weights>(l, x, elements, false, u, sum_of_squares_at<T>(l));
+  });
+  return root_mean(sums, elements);
 }
 
 // ---- steps of a tensor rule ---------------------------------------------------------------------
@@ -913,18 +937,18 @@ struct matrix_step : tensor_step {
   }
 };
 
-/// The passes of a tensor rule: row and column sums, RMS of the update, apply. Sums are taken in an
-/// order that the shape alone decides.
+/// The three passes of a tensor rule: row and column sums; RMS of the parameter and of the update;
+/// apply. Sums are taken in an order that the shape alone decides.
 template <class Rule, class T, class Weights>
 class matrix_passes {
  public:
   using reductions = typename Rule::template reductions<T>;
 
   /// @cost of scratch: two numbers per row and column, partial column sums where a matrix has more
-  /// than 64 rows, and one double per 4096 elements.
+  /// than 64 rows, and two doubles per 4096 elements.
   static std::size_t scratch_bytes(const matrix_step& t) { return scratch_bytes(t, !t.variance); }
   static std::size_t scratch_bytes(const matrix_step& t, bool factored) {
-    std::size_t bytes = sizeof(double) * units_of(t.elements);
+    std::size_t bytes = 2 * sizeof(double) * units_of(t.elements);
     if (factored) bytes += sizeof(T) * (t.batch * (t.rows + t.columns) + partials(t) * t.columns);
     return bytes;
   }
@@ -933,7 +957,7 @@ class matrix_passes {
   matrix_passes(level l, const matrix_step& t, const reductions& c, char* scratch)
       : level_(l), t_(t), c_(c) {
     sums_ = reinterpret_cast<double*>(scratch);
-    row_root_ = reinterpret_cast<T*>(sums_ + units_of(t.elements));
+    row_root_ = reinterpret_cast<T*>(sums_ + 2 * units_of(t.elements));
     column_root_ = row_root_ + t.batch * t.rows;
     partial_ = column_root_ + t.batch * t.columns;
     inputs_.limit = c.limit;
@@ -945,11 +969,6 @@ class matrix_passes {
       inputs_.rows = t.rows;
       inputs_.columns = t.columns;
     }
-  }
-
-  template <class For>
-  double root_mean_square_of_parameter(For for_units) {
-    return root_mean_square<T, Weights>(level_, t_.p, t_.elements, sums_, for_units);
   }
 
   /// Moves the second moments on.
@@ -980,14 +999,27 @@ class matrix_passes {
     });
   }
 
+  struct root_mean_squares_t {
+    double parameter, update;
+  };
+  /// Of the parameter and of the update, before it is clipped.
   template <class For>
-  double root_mean_square_of_update(For for_units) {
-    using kernel = detail::update_sum<T, inputs>;
-    return root_mean<T, weights::plain>(level_, t_.g, t_.elements, skips(), sums_, for_units,
-                                        [&](const T* g, std::size_t i, std::size_t n) {
-                                          return detail::launch<kernel, detail::widest<T>>(
-                                              level_, g, i, n, inputs_);
-                                        });
+  root_mean_squares_t root_mean_squares(For for_units) {
+    const auto of_parameter = sum_of_squares_at<T>(level_);
+    const auto of_update = [&](const T* g, std::size_t i, std::size_t n) {
+      using kernel = detail::update_sum<T, inputs>;
+      return detail::launch<kernel, detail::widest<T>>(level_, g, i, n, inputs_);
+    };
+    const std::size_t n = t_.elements;
+    double* const updates = sums_ + units_of(n);
+    for_units(units_of(n), [&](std::size_t begin, std::size_t end) {
+      const float_environment guard;
+      for (std::size_t u = begin; u < end; ++u) {
+        sums_[u] = sum_of_unit<T, Weights>(level_, t_.p, n, false, u, of_parameter);
+        updates[u] = sum_of_unit<T, weights::plain>(level_, t_.g, n, skips(), u, of_update);
+      }
+    });
+    return {root_mean(sums_, n), root_mean(updates, n)};
   }
 
   template <class Formula, class Format, class For>

@@ -101,6 +101,17 @@ inline number number_of(at::ScalarType type) {
   }
 }
 
+/// The types of the tensors that hold a format's codes, and its headers if it has some.
+template <class Format>
+constexpr at::ScalarType code_type = sizeof(typename Format::template stored<float>) == 2
+                                         ? at::kBFloat16
+                                         : at::kByte;
+template <class Format>
+constexpr at::ScalarType header_type =
+    std::is_void_v<typename Format::header>          ? at::ScalarType::Undefined
+    : std::is_same_v<typename Format::header, float> ? at::kFloat
+                                                     : at::kShort;
+
 /// Tensors as operands; owns the sizes and strides of those that are no run in memory.
 class operands {
  public:
@@ -152,10 +163,11 @@ class operands {
 
 /// Whether a number of x is not finite, or so large that its square is not, in float32 if
 /// `float_squares`. @cost one pass.
-inline bool has_bad_number(const at::Tensor& x, bool float_squares) {
+inline bool has_bad_number(const at::Tensor& x, double factor, bool float_squares) {
   std::atomic<bool> found{false};
   operands shapes;
-  const operand all = shapes.in_order_of(x, x);
+  operand all = shapes.in_order_of(x, x);
+  all.factor = factor;
   const auto elements = std::size_t(x.numel()) * (x.is_complex() ? 2 : 1);
   with_arithmetic(x.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
@@ -337,12 +349,11 @@ void set_function(tensor_job& job, at::ScalarType type) {
       const auto& o = *static_cast<const Options*>(j.options);
       passes all(l, j.work, Rule::template prepare<T>(o, j.step, j.epsilon),
                  reinterpret_cast<char*>(scratch));
-      const double rms_of_parameter = all.root_mean_square_of_parameter(for_units);
-      if (j.rms) *static_cast<T*>(j.rms) = T(rms_of_parameter);
       all.track(for_units);
-      const double rms_of_update = all.root_mean_square_of_update(for_units);
-      const double rate = Rule::rate(o, j.step, rms_of_parameter);
-      const auto c = Rule::template finish<T>(o, rate, rms_of_update);
+      const auto rms = all.root_mean_squares(for_units);
+      if (j.rms) *static_cast<T*>(j.rms) = T(rms.parameter);
+      const double rate = Rule::rate(o, j.step, rms.parameter);
+      const auto c = Rule::template finish<T>(o, rate, rms.update);
       if (j.first_moment)
         all.template apply<typename Rule::template formula<true>, Format>(c, for_units);
       else

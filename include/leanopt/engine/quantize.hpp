@@ -17,16 +17,6 @@ struct quantized {
 };
 
 namespace detail {
-/// A rule that remembers one value.
-template <values Range>
-struct one_slot {
-  template <class T>
-  using inputs = no_inputs;
-  template <class T>
-  struct coeffs {};
-  static constexpr int slot_count = 1;
-  static constexpr slot_spec slots[] = {{"value", Range}};
-};
 template <class F>
 void with_range(values range, F f) {
   range == values::any ? f(one_slot<values::any>{}) : f(one_slot<values::non_negative>{});
@@ -36,20 +26,19 @@ cpu::piece<float, Format, 1> piece_of(const quantized<Format>& q, std::uint64_t 
   cpu::piece<float, Format, 1> t{nullptr, nullptr, {}, {}, std::size_t(q.codes.numel()), 0, key};
   using stored = typename Format::template stored<float>;
   t.slots[0] = static_cast<stored*>(q.codes.data_ptr());
-  if constexpr (!std::is_void_v<typename Format::header>)
+  if constexpr (cpu::detail::has_headers<Format>)
     t.headers[0] = static_cast<typename Format::header*>(q.headers.data_ptr());
   return t;
 }
 template <class Format>
 void check_quantized(const quantized<Format>& q) {
-  constexpr auto codes =
-      sizeof(typename Format::template stored<float>) == 2 ? at::kBFloat16 : at::kByte;
+  constexpr auto codes = engine::code_type<Format>;
   TORCH_CHECK(q.codes.defined() && q.codes.scalar_type() == codes && q.codes.is_contiguous() &&
                   q.codes.is_cpu(),
               "leanopt: dequantize_blockwise: codes of ", Format::name, " are contiguous, of type ",
               codes, ", on the CPU");
-  if constexpr (!std::is_void_v<typename Format::header>) {
-    constexpr auto type = sizeof(typename Format::header) == 4 ? at::kFloat : at::kShort;
+  if constexpr (cpu::detail::has_headers<Format>) {
+    constexpr auto type = engine::header_type<Format>;
     const std::int64_t blocks = (q.codes.numel() + Format::block - 1) / Format::block;
     TORCH_CHECK(q.headers.defined() && q.headers.scalar_type() == type &&
                     q.headers.is_contiguous() && q.headers.is_cpu() && q.headers.numel() == blocks,
@@ -76,13 +65,10 @@ quantized<Format> quantize_blockwise(const at::Tensor& x, Format, values range =
       "leanopt: quantize_blockwise: negative values in a non-negative range; use values::any");
   quantized<Format> q;
   q.range = range;
-  constexpr auto codes =
-      sizeof(typename Format::template stored<float>) == 2 ? at::kBFloat16 : at::kByte;
-  q.codes = at::empty(x.sizes(), from.options().dtype(codes));
-  using header = typename Format::header;
-  if constexpr (!std::is_void_v<header>)
+  q.codes = at::empty(x.sizes(), from.options().dtype(engine::code_type<Format>));
+  if constexpr (cpu::detail::has_headers<Format>)
     q.headers = at::empty({(x.numel() + Format::block - 1) / Format::block},
-                          from.options().dtype(sizeof(header) == 4 ? at::kFloat : at::kShort));
+                          from.options().dtype(engine::header_type<Format>));
   const float* values_[] = {static_cast<const float*>(from.data_ptr())};
   detail::with_range(range, [&](auto formula) {
     using Formula = decltype(formula);

@@ -28,7 +28,8 @@ struct bfloat16_values {
   template <values>
   static constexpr std::uint16_t zero = 0;
 
-  using header = void;
+  using header = void;  // values are independent of each other: no statistics, no repairs
+  static constexpr bool raises = false;
   struct scale {};
 
   template <values Range, class V>
@@ -46,32 +47,6 @@ struct bfloat16_values {
     if constexpr (Range == values::non_negative) code = max(code, min(bits(x), I(1u)));
     return code;
   }
-
-  // Values are independent of each other: no statistics, no repairs.
-  template <class V>
-  struct range {
-    LEANOPT_HD range() {}
-    template <values Range>
-    LEANOPT_HD void add(const V&) {}
-    LEANOPT_HD range<scalar<float>> reduced() const { return {}; }
-  };
-  template <class Formula>
-  LEANOPT_HD static void fit(const range<scalar<float>> (&)[Formula::slot_count],
-                             scale (&)[Formula::slot_count]) {}
-  template <values Range>
-  LEANOPT_HD static bool has_large(const range<scalar<float>>&) {
-    return false;
-  }
-  template <values Range>
-  LEANOPT_HD static bool is_large(std::uint32_t) {
-    return false;
-  }
-  template <values Range>
-  LEANOPT_HD static float repair(const range<scalar<float>>&) {
-    return 0;
-  }
-  LEANOPT_HD static bool needs_raise(const range<scalar<float>>&, const scale&) { return false; }
-  LEANOPT_HD static float raise(float x, const scale&) { return x; }
 };
 using bfloat16 = bfloat16_values<rounding::nearest>;
 using bfloat16_stochastic = bfloat16_values<rounding::stochastic>;

@@ -87,6 +87,8 @@ struct dynamic8_blocks {
   template <values Range>
   static constexpr std::uint8_t zero = Range == values::any ? 127 : 0;
   using header = float;
+  static constexpr std::uint32_t large = 0x7f800000;  ///< Inf: what a block cannot hold, as bits
+  static constexpr bool raises = false;
 
   struct books {
     dynamic_book with_sign{true}, without{false};
@@ -107,13 +109,15 @@ struct dynamic8_blocks {
     float absmax, up, inverse;
     const books* tables;
   };
-  LEANOPT_HD static scale open(header absmax) {
+  /// `tables` are the shared books, where the lanes can read them.
+  LEANOPT_HD static scale open(header absmax, const books* tables) {
     float up = absmax < 0x1p-100f ? 0x1p100f : 1;
     if (!Strict && absmax > 0x1p100f) up = 0x1p-100f;
     const scalar<float> inverse =
         divide(scalar<float>(1), scalar<float>(absmax) * scalar<float>(up));
-    return {absmax, up, absmax == 0 ? 0 : inverse.v, &books::shared()};
+    return {absmax, up, absmax == 0 ? 0 : inverse.v, tables};
   }
+  LEANOPT_INLINE static scale open(header absmax) { return open(absmax, &books::shared()); }
   LEANOPT_HD static header close(const scale& s) { return s.absmax; }
 
   template <values Range, class V>
@@ -152,30 +156,20 @@ struct dynamic8_blocks {
     }
   };
   template <class Formula>
+  LEANOPT_INLINE static void fit(const range<scalar<float>> (&r)[Formula::slot_count],
+                                 scale (&s)[Formula::slot_count]) {
+    fit<Formula>(r, s, &books::shared());
+  }
+  template <class Formula>
   LEANOPT_HD static void fit(const range<scalar<float>> (&r)[Formula::slot_count],
-                             scale (&s)[Formula::slot_count]) {
+                             scale (&s)[Formula::slot_count], const books* tables) {
     each<Formula::slot_count>([&](auto k) LEANOPT_LAMBDA {
       float absmax = real(r[k].largest);
       // The smallest code of a smaller header would be zero as a float.
       if (!Strict && absmax > 0 && absmax < 0x1p-126f) absmax = 0x1p-126f;
-      s[k] = open(absmax);
+      s[k] = open(absmax, tables);
     });
   }
-
-  template <values Range>
-  LEANOPT_HD static bool is_large(std::uint32_t x) {
-    return (Range == values::any ? x & ~sign : x) >= 0x7f800000u;
-  }
-  template <values Range>
-  LEANOPT_HD static bool has_large(const range<scalar<float>>& r) {
-    return is_large<Range>(r.largest);
-  }
-  template <values Range>
-  LEANOPT_HD static float repair(const range<scalar<float>>& r) {
-    return Range == values::any ? 0.0f : real(r.largest);
-  }
-  LEANOPT_HD static bool needs_raise(const range<scalar<float>>&, const scale&) { return false; }
-  LEANOPT_HD static float raise(float x, const scale&) { return x; }
 
  private:
   static constexpr std::uint32_t sign = 0x80000000u;

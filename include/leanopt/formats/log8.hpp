@@ -29,6 +29,9 @@ struct log8_blocks {
   template <class T>
   using stored = std::uint8_t;
   using header = std::uint16_t;
+  /// 2^127, whose sum with a base could overflow: what a block cannot hold, as bits.
+  static constexpr std::uint32_t large = 0x7f000000;
+  static constexpr bool raises = true;
 
   /// How to read and write the codes of one slot of one block.
   struct scale {
@@ -115,23 +118,7 @@ struct log8_blocks {
     });
   }
 
-  // The two rare repairs, per value; the engines keep them out of the hot loop.
-
-  /// NaN, Inf, 2^127 and more, whose sum with a base could overflow, and what is negative in a slot
-  /// that has no sign.
-  template <values Range>
-  LEANOPT_HD static bool is_large(std::uint32_t x) {
-    return (Range == values::any ? x & ~sign : x) >= 0x7f000000u;
-  }
-  template <values Range>
-  LEANOPT_HD static bool has_large(const range<scalar<float>>& r) {
-    return is_large<Range>(r.largest);
-  }
-  /// What stands for such a value: 0 in a signed slot, the block's largest finite one in another.
-  template <values Range>
-  LEANOPT_HD static float repair(const range<scalar<float>>& r) {
-    return Range == values::any ? 0.0f : real(r.largest);
-  }
+  // A rare repair, per value; the engines keep it out of the hot loop.
 
   /// The value of code 1: nothing positive is stored below it, so nothing positive becomes zero.
   LEANOPT_HD static float floor(const scale& s) {

@@ -5,6 +5,7 @@
 
 #include <leanopt/optim/archive.hpp>
 #include <leanopt/optim/plan.hpp>
+#include <leanopt/optim/scalars.hpp>
 #include <leanopt/optim/slots.hpp>
 #include <leanopt/optim/state.hpp>
 
@@ -52,7 +53,7 @@ struct storage {
   nonfinite bad_gradients = nonfinite::propagate;
 };
 
-class front : public Optimizer {
+class front : public Optimizer, public uses_step_scalars {
  public:
   /// One step of every parameter that has a gradient. All parameters, gradients, options and states
   /// are checked before the first changes. @throws for sparse gradients. For parameters without
@@ -67,14 +68,19 @@ class front : public Optimizer {
     const c10::InferenceMode normal(false);  // state made in this step must serve later ones
     const at::NoGradGuard no_grad;
     collect();
-    if (skips_step()) {
-      ++skipped_steps_;
+    factor_ = value_of(scalars_.inv_scale) * value_of(scalars_.clip);
+    const bool found_inf = scalars_.found_inf.defined() && value_of(scalars_.found_inf) != 0;
+    const bool skipped = !found_inf && skips_step();
+    if (skipped) ++skipped_steps_;
+    if (found_inf || skipped) {
+      scalars_ = {};
       return loss;
     }
     const cpu::float_environment guard;  // coefficients are part of the promise of equal bits
     for (plan* x : active_)
       if (!x->is_ready) make_ready(*x);
     run(active_);
+    scalars_ = {};
     for (const plan* x : active_) {  // nothing below can throw
       count_step(*x->state);
       bump(*x->p);  // autograd must see what raw pointers changed
@@ -99,6 +105,27 @@ class front : public Optimizer {
       param_groups_.pop_back();
       throw;
     }
+  }
+
+  void prepare_single_steps() override {
+    refresh();
+    for (std::size_t i = 0; i < param_groups_.size(); ++i)
+      TORCH_CHECK(storage_of(*options_in(i)).bad_gradients != nonfinite::skip_step,
+                  "leanopt: gradient_release: ", group_name(i),
+                  " has nonfinite::skip_step, which needs all gradients at once; use skip_element");
+    if (what_.kind != state_kind::ours) return;  // without random bits
+    for (const auto& g : param_groups_)
+      for (const Tensor& p : g.params())
+        if (p.requires_grad() && !state_for(p)) set_ordinal(*make_state(p));
+  }
+
+  void set_step_scalars(step_scalars s) override {
+    for (const auto& [name, t] : {std::pair("inv_scale", &s.inv_scale),
+                                  std::pair("found_inf", &s.found_inf), std::pair("clip", &s.clip)})
+      TORCH_CHECK(!t->defined() || (t->numel() == 1 && t->is_floating_point()),
+                  "leanopt: set_step_scalars: ", name, " is ", t->toString(), " of shape ",
+                  t->sizes(), "; it must be a floating-point tensor of one element");
+    scalars_ = std::move(s);
   }
 
   /// How many elements nonfinite::skip_element, and steps nonfinite::skip_step, left out since the
@@ -131,8 +158,7 @@ class front : public Optimizer {
         });
     }
     bytes += std::int64_t(owners_.size()) * std::int64_t(node + sizeof(void*));
-    bytes += std::int64_t(seen_.capacity() * sizeof(identity) + plans_.capacity() * sizeof(plan) +
-                          active_.capacity() * sizeof(plan*));
+    bytes += std::int64_t(plans_.capacity() * sizeof(plan) + active_.capacity() * sizeof(plan*));
     for (const auto& g : param_groups_)
       bytes += std::int64_t(g.params().size() * sizeof(Tensor) + sizeof(g)) + 256;  // its options
     return bytes;
@@ -170,7 +196,7 @@ class front : public Optimizer {
         if (const Tensor t = get(*s, residual_name); t.defined()) set(*s, residual_name, t.clone());
     state_.clear();
     owners_.clear();
-    seen_.clear();
+    plans_.clear();
     for (auto& [p, s] : read.states) {
       pin(p);
       state_[p.unsafeGetTensorImpl()] = std::move(s);
@@ -286,10 +312,10 @@ class front : public Optimizer {
   virtual void assign(OptimizerParamGroup& group, std::unique_ptr<OptimizerOptions> options) = 0;
   virtual bool is_own(const OptimizerOptions& o) const = 0;
   virtual void check_options(const OptimizerOptions& o, const std::string& where) const = 0;
-  virtual bool same_options(const OptimizerOptions& a, const OptimizerOptions& b) const = 0;
+  /// A bit per field that differs, the rate's first.
+  virtual std::uint64_t differences_of(const OptimizerOptions& a,
+                                       const OptimizerOptions& b) const = 0;
   virtual storage storage_of(const OptimizerOptions& o) const = 0;
-  /// Whether nothing differs that the plans of parameters depend on, all but the rate.
-  virtual bool agree_but_for_rate(const OptimizerOptions& a, const OptimizerOptions& b) const = 0;
   virtual std::unique_ptr<OptimizerParamState> new_state() const = 0;
   /// Makes the slots and the work of a plan, of whose parameter, gradient and state all is checked.
   virtual void build(plan& x) = 0;
@@ -363,9 +389,11 @@ class front : public Optimizer {
     auto& s = static_cast<ParamState&>(*x.state);
     return settled_residual(s, *x.p, order, what_.residual).data_ptr();
   }
-  /// Where the engine counts the elements that it skips; null where it skips none.
-  std::int64_t* point_to_skipped(const OptimizerOptions& o) {
-    return storage_of(o).bad_gradients == nonfinite::skip_element ? &skipped_elements_ : nullptr;
+  /// What only this step knows.
+  void point_to_gradient(plan& x) {
+    x.job.work.g.data = x.g->data_ptr();
+    x.job.work.g.factor = factor_;
+    x.job.work.skipped = x.skips_elements ? &skipped_elements_ : nullptr;  // ours may have moved
   }
 
   place find(const Tensor& p) const {
@@ -396,11 +424,11 @@ class front : public Optimizer {
     for (auto& g : param_groups_) {
       if (!g.has_options()) g.set_options(defaults_->clone());
       for (const auto& p : g.params()) {
-        same = same && n < seen_.size() && seen_[n] == identity_of(p);
+        same = same && n < plans_.size() && plans_[n].parameter == identity(p);
         ++n;
       }
     }
-    if (same && n == seen_.size()) return;
+    if (same && n == plans_.size()) return;
     check_lists();
     for (auto it = owners_.begin(); it != owners_.end();) {
       if (it->second.expired()) {
@@ -410,30 +438,21 @@ class front : public Optimizer {
         ++it;
       }
     }
-    seen_.clear();
+    plans_.clear();
+    plans_.resize(n);
+    auto x = plans_.begin();
     for (const auto& g : param_groups_)
       for (const auto& p : g.params()) {
         pin(p);
-        seen_.push_back(identity_of(p));
+        (x++)->parameter = identity(p);
       }
-    plans_.clear();
-    plans_.resize(n);
   }
 
  private:
-  /// A tensor and its memory, which set_data() changes.
-  struct identity {
-    const void *impl, *data;
-    std::int64_t elements;
-    bool operator==(const identity& b) const {
-      return impl == b.impl && data == b.data && elements == b.elements;
-    }
-  };
-  static identity identity_of(const Tensor& p) {
-    const auto* impl = p.unsafeGetTensorImpl();
-    return {impl, impl->has_storage() ? p.data_ptr() : nullptr, p.defined() ? p.numel() : 0};
+  /// A scalar of the step; where there is none, the factor that changes nothing.
+  static double value_of(const Tensor& scalar) {
+    return scalar.defined() ? scalar.item<double>() : 1.0;
   }
-
   bool is_compressible(const std::string& name) const {
     const auto& slots = what_.compressed.slots;
     return std::any_of(slots.begin(), slots.end(),
@@ -482,6 +501,7 @@ class front : public Optimizer {
     active_.clear();
     views_.clear();
     converted_.clear();
+    constexpr std::size_t ahead = 4;  // tensors whose objects are fetched while others are checked
     const std::size_t groups = param_groups_.size();
     if (checked_.size() != groups) checked_.resize(groups);
     std::size_t n = 0;
@@ -496,6 +516,7 @@ class front : public Optimizer {
         plan& x = plans_[n];
         x.is_ready = x.is_ready && !changed;
         if (!g.defined()) continue;
+        if (n + ahead < plans_.size()) plans_[n + ahead].prefetch();
         const auto it = state_.find(p.unsafeGetTensorImpl());
         OptimizerParamState* s = it == state_.end() ? nullptr : it->second.get();
         x.p = &p;
@@ -505,19 +526,22 @@ class front : public Optimizer {
       }
     }
   }
-  /// Checks options that changed since they were checked last; returns whether plans depend on it.
+  /// Checks options that changed since they were checked last; returns whether plans depend on what
+  /// changed, which is all but the rate.
   bool look_at_options(const OptimizerOptions& o, std::size_t group) {
+    constexpr std::uint64_t rate = 1;
     auto& known = checked_[group];
-    if (known && same_options(*known, o)) return false;
-    check_options(o, group_name(group));
-    const bool rate_only = known && agree_but_for_rate(*known, o);
-    known = o.clone();
-    return !rate_only;
+    const std::uint64_t changed = known ? differences_of(*known, o) : ~rate;
+    if (changed) {
+      check_options(o, group_name(group));
+      known = o.clone();
+    }
+    return (changed & ~rate) != 0;
   }
   /// Whether a plan is made of what is there now.
   bool is_valid(const plan& x, const OptimizerOptions* o, OptimizerParamState* s) const {
     if (!x.is_ready || x.options != o || x.state != s || !x.of_p.are_of(*x.p) ||
-        !x.of_g.are_but_for_data_of(*x.g))
+        !x.of_g.are_of(*x.g))
       return false;
     if (x.job.work.p.residual && !is_current(static_cast<const ParamState&>(*s), *x.p))
       return false;
@@ -546,7 +570,7 @@ class front : public Optimizer {
   bool skips_step() const {
     return std::any_of(active_.begin(), active_.end(), [&](const plan* x) {
       return storage_of(*x->options).bad_gradients == nonfinite::skip_step &&
-             engine::has_bad_number(*x->g, what_.squares_in_float);
+             engine::has_bad_number(*x->g, factor_, what_.squares_in_float);
     });
   }
   /// Makes a plan that was checked.
@@ -658,16 +682,11 @@ class front : public Optimizer {
     }
     std::sort(memory.begin(), memory.end(),
               [](const span& a, const span& b) { return a.begin < b.begin; });
-    std::vector<const span*> open;  // those that reach beyond the begin of the next
-    for (const span& s : memory) {
-      open.erase(std::remove_if(open.begin(), open.end(),
-                                [&](const span* o) { return o->end <= s.begin; }),
-                 open.end());
-      for (const span* o : open)
-        TORCH_CHECK(
-            !share_elements(*o, s), "leanopt: ", s.where, " and ", o->where,
-            " overlap in memory and would be stepped twice; give the optimizer one of them");
-      open.push_back(&s);
+    for (auto first = memory.begin(), last = first; first != memory.end(); first = last) {
+      std::uintptr_t end = first->end;  // of a cluster of spans that meet
+      for (++last; last != memory.end() && last->begin < end; ++last)
+        end = std::max(end, last->end);
+      if (last - first > 1) check_cluster({first, last}, end);
     }
   }
 
@@ -685,21 +704,33 @@ class front : public Optimizer {
       last += std::uintptr_t(p.stride(d)) * std::uintptr_t(p.size(d) - 1);
     return {begin, begin + (last + 1) * p.element_size(), &p, where};
   }
-  /// Whether two parameters whose spans meet have an element in common, or lie in each other's
-  /// gaps: a map of the bytes tells.
-  static bool share_elements(const span& a, const span& b) {
-    if (a.p->is_non_overlapping_and_dense() && b.p->is_non_overlapping_and_dense()) return true;
-    const Tensor map = at::zeros({std::int64_t(std::max(a.end, b.end) - a.begin)}, at::kByte);
+  /// Parameters whose spans meet may lie in each other's gaps: a map of the bytes tells whether two
+  /// have an element in common.
+  static void check_cluster(const std::vector<span>& spans, std::uintptr_t end) {
+    const std::uintptr_t begin = spans[0].begin;
+    const Tensor map = at::zeros({std::int64_t(end - begin)}, at::kByte);
     const auto bytes_of = [&](const span& s) {
       auto sizes = s.p->sizes().vec(), strides = s.p->strides().vec();
       const auto width = std::int64_t(s.p->element_size());
       for (std::int64_t& stride : strides) stride *= width;
       sizes.push_back(width);
       strides.push_back(1);
-      return map.as_strided(sizes, strides, std::int64_t(s.begin - a.begin));
+      return map.as_strided(sizes, strides, std::int64_t(s.begin - begin));
     };
-    bytes_of(a).fill_(1);
-    return bytes_of(b).any().item<bool>();
+    for (const span& s : spans) {
+      const Tensor mine = bytes_of(s);
+      if (mine.any().item<bool>()) {
+        const auto other = std::find_if(spans.begin(), spans.end(), [&](const span& o) {
+          map.zero_();
+          bytes_of(o).fill_(1);
+          return mine.any().item<bool>();
+        });
+        TORCH_CHECK(
+            false, "leanopt: ", s.where, " and ", other->where,
+            " overlap in memory and would be stepped twice; give the optimizer one of them");
+      }
+      mine.fill_(1);
+    }
   }
   void check_parameter(const Tensor& p, place where) const {
     TORCH_CHECK(p.defined(), "leanopt: ", where, " is undefined; leave it out of the list");
@@ -731,8 +762,9 @@ class front : public Optimizer {
   }
 
   std::int64_t next_ordinal_ = 0, skipped_elements_ = 0, skipped_steps_ = 0;
+  step_scalars scalars_;  // of the next step
+  double factor_ = 1;     // of the gradients of this step
   std::unordered_map<void*, c10::weak_intrusive_ptr<c10::TensorImpl>> owners_;
-  std::vector<identity> seen_;
   std::vector<plan> plans_;    // of all parameters, in the order of the lists
   std::vector<plan*> active_;  // those of this step
   std::vector<std::unique_ptr<OptimizerOptions>> views_, checked_;

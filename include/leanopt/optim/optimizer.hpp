@@ -96,11 +96,9 @@ class optimizer : public detail::front {
   void check_options(const OptimizerOptions& o, const std::string& where) const override {
     static_cast<const Options&>(o).check(where, Format::compressed);
   }
-  bool same_options(const OptimizerOptions& a, const OptimizerOptions& b) const override {
-    return static_cast<const Options&>(a) == static_cast<const Options&>(b);
-  }
-  bool agree_but_for_rate(const OptimizerOptions& a, const OptimizerOptions& b) const override {
-    return differences(static_cast<const Options&>(a), static_cast<const Options&>(b)) <= 1;
+  std::uint64_t differences_of(const OptimizerOptions& a,
+                               const OptimizerOptions& b) const override {
+    return differences(static_cast<const Options&>(a), static_cast<const Options&>(b));
   }
   detail::storage storage_of(const OptimizerOptions& given) const override {
     const auto& o = static_cast<const Options&>(given);
@@ -130,9 +128,10 @@ class optimizer : public detail::front {
     return bytes;
   }
   void build(detail::plan& x) override {
-    x.seed = storage_of(*x.options).seed;
+    const detail::storage o = storage_of(*x.options);
+    x.seed = o.seed;
+    x.skips_elements = o.bad_gradients == nonfinite::skip_element;
     x.job.work = cpu::matrix_step(x.p->sizes().data(), std::size_t(x.p->dim()));
-    x.job.work.skipped = point_to_skipped(*x.options);
     if constexpr (Rule::elementwise)
       build_elements(x);
     else
@@ -212,7 +211,7 @@ class optimizer : public detail::front {
         last_step = step;
       }
       x->coeffs = prepared_.size() - 1;
-      x->job.work.g.data = x->g->data_ptr();
+      point_to_gradient(*x);
       if constexpr (needs_key) x->job.work.key = key_of(*x->state, step, x->seed);
     }
     elements_.clear();
@@ -274,7 +273,7 @@ class optimizer : public detail::front {
       if (x->p->numel() == 0) continue;
       engine::tensor_job& job = x->job;
       job.step = steps(*x->state) + 1;
-      job.work.g.data = x->g->data_ptr();
+      point_to_gradient(*x);
       if constexpr (needs_key) job.work.key = key_of(*x->state, job.step, x->seed);
       tensors_.add(job);
     }

@@ -20,29 +20,48 @@ struct place {
   }
 };
 
-/// The type, layout and shape of a tensor, and where its data are.
+/// Where the numbers of a tensor are; null where it has no memory of its own.
+inline const void* address_of(const torch::Tensor& t) {
+  const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  if (!impl->has_storage()) return nullptr;
+  return static_cast<const char*>(impl->unsafe_storage().data()) +
+         std::size_t(impl->storage_offset()) * impl->itemsize();
+}
+
+/// A tensor and its memory, which set_data() changes.
+struct identity {
+  const void *impl = nullptr, *data = nullptr;
+  std::int64_t elements = 0;
+
+  identity() = default;
+  explicit identity(const torch::Tensor& t)
+      : impl(t.unsafeGetTensorImpl()), data(address_of(t)), elements(t.defined() ? t.numel() : 0) {}
+  bool operator==(const identity& b) const {
+    return impl == b.impl && data == b.data && elements == b.elements;
+  }
+};
+
+/// The lines of a TensorImpl that tell its shape and its memory.
+inline void prefetch_object(const void* impl) {
+  for (std::size_t at = 0; at < sizeof(c10::TensorImpl); at += 64)
+    __builtin_prefetch(static_cast<const char*>(impl) + at);
+}
+
+/// The type, layout and shape of a tensor.
 class tensor_facts {
  public:
   tensor_facts() = default;
   explicit tensor_facts(const torch::Tensor& t)
-      : data_(t.data_ptr()),
-        keys_(t.key_set()),
-        type_(t.scalar_type()),
-        sizes_(t.sizes()),
-        strides_(t.strides()) {}
+      : keys_(t.key_set()), type_(t.scalar_type()), sizes_(t.sizes()), strides_(t.strides()) {}
 
-  bool are_of(const torch::Tensor& t) const {
-    return t.data_ptr() == data_ && are_but_for_data_of(t);
-  }
   /// The keys tell the layout, the device, and lazy conjugation and negation.
-  bool are_but_for_data_of(const torch::Tensor& t) const {
+  bool are_of(const torch::Tensor& t) const {
     return t.key_set() == keys_ && t.scalar_type() == type_ &&
            t.sizes() == at::IntArrayRef(sizes_) && t.strides() == at::IntArrayRef(strides_);
   }
 
  private:
   using numbers = c10::SmallVector<std::int64_t, 4>;
-  const void* data_ = nullptr;
   c10::DispatchKeySet keys_;
   at::ScalarType type_ = at::ScalarType::Undefined;
   numbers sizes_, strides_;
@@ -73,6 +92,11 @@ class held_tensors {
     return same && k == count_;
   }
 
+  /// Brings the tensors' own objects into the cache, not their data.
+  void prefetch() const {
+    for (int k = 0; k < count_; ++k) prefetch_object(held_[k].impl);
+  }
+
  private:
   static constexpr int most = 6;
   struct one {
@@ -83,7 +107,7 @@ class held_tensors {
     one() = default;
     explicit one(const torch::Tensor& t)
         : impl(t.unsafeGetTensorImpl()),
-          data(t.data_ptr()),
+          data(address_of(t)),
           elements(t.numel()),
           is_contiguous(t.is_contiguous()) {}
     bool operator==(const one& b) const {
@@ -97,6 +121,8 @@ class held_tensors {
 };
 
 struct plan {
+  identity parameter;  ///< which was checked
+
   // What it was made of.
   tensor_facts of_p, of_g;
   const torch::optim::OptimizerOptions* options = nullptr;
@@ -109,10 +135,17 @@ struct plan {
   engine::operands shapes;  ///< own what the operands of the job point to
   engine::elementwise_work::function function = nullptr;
   std::uint64_t seed = 0;
+  bool skips_elements = false;  ///< whose gradient is not finite
 
   // Of the step that runs.
   const torch::Tensor *p = nullptr, *g = nullptr;
   std::size_t coeffs = 0;  ///< an index
+
+  /// Brings what the next step looks at into the cache.
+  void prefetch() const {
+    prefetch_object(parameter.impl);
+    held.prefetch();
+  }
 };
 
 }  // namespace leanopt::detail

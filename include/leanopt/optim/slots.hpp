@@ -85,10 +85,8 @@ struct codec {
     if constexpr (Format::compressed) {
       c.slots = {Formula::slots, Formula::slots + Formula::slot_count};
       c.block = Format::block;
-      using header = typename Format::header;
-      if (sizeof(typename Format::template stored<float>) == 2) c.code_type = at::kBFloat16;
-      if (!std::is_void_v<header>)
-        c.header_type = std::is_same_v<header, float> ? at::kFloat : at::kShort;
+      c.code_type = engine::code_type<Format>;
+      c.header_type = engine::header_type<Format>;
       c.encode = [](const codec& self, const ParamState& s, std::int64_t elements,
                     std::uint64_t key, const std::vector<Tensor>& moments) {
         const float* values[Formula::slot_count];

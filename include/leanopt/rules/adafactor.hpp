@@ -35,14 +35,21 @@ struct inverse_roots {
   const T* variance = nullptr;  ///< of every element, instead of rows and columns
   T limit = 0;
 
+  template <class V>
+  LEANOPT_HD V of_factors(const V& row_factor, const V& column_factor) const {
+    return min(V(limit), row_factor * column_factor);
+  }
+  template <class V>
+  LEANOPT_HD V of_variance(const V& v) const {
+    return min(V(limit), divide(V(T(1)), sqrt(v)));
+  }
+
   /// out[0 ... n) for the elements from `first` on.
   template <class V>
   LEANOPT_HD void fill(T* out, std::size_t first, std::size_t n) const {
     if (variance) {
-      segment<V>(out, variance + first, n, [](const auto& v) LEANOPT_LAMBDA {
-        using W = std::decay_t<decltype(v)>;
-        return divide(W(T(1)), sqrt(v));
-      });
+      segment<V>(out, variance + first, n,
+                 [this](const auto& v) LEANOPT_LAMBDA { return of_variance(v); });
       return;
     }
     std::size_t r = first / columns, c = first % columns;
@@ -50,9 +57,9 @@ struct inverse_roots {
       const std::size_t left = n - i, count = left < columns - c ? left : columns - c;
       const T factor = row[r];
       segment<V>(out + i, column + r / rows * columns + c, count,
-                 [factor](const auto& v) LEANOPT_LAMBDA {
+                 [this, factor](const auto& v) LEANOPT_LAMBDA {
                    using W = std::decay_t<decltype(v)>;
-                   return W(factor) * v;
+                   return of_factors(W(factor), v);
                  });
       i += count;
     }
@@ -64,8 +71,8 @@ struct inverse_roots {
     using L = lane_traits<V>;
     using S = lane_traits<scalar<T>>;
     std::size_t i = 0;
-    for (; i + L::count <= n; i += L::count) L::store(out + i, min(V(limit), f(L::load(from + i))));
-    for (; i < n; ++i) S::store(out + i, min(scalar<T>(limit), f(S::load(from + i))));
+    for (; i + L::count <= n; i += L::count) L::store(out + i, f(L::load(from + i)));
+    for (; i < n; ++i) S::store(out + i, f(S::load(from + i)));
   }
 };
 
@@ -80,7 +87,7 @@ struct adafactor_formula {
   template <class T>
   using inputs = inverse_roots<T>;
   static constexpr int slot_count = First_moment ? 1 : 0;
-  static constexpr slot_spec slots[] = {{"exp_avg", values::any}};
+  static constexpr slot_spec slots[1] = {{"exp_avg", values::any}};
 
   template <class T>
   using coeffs = adafactor_coeffs<T>;
@@ -100,10 +107,10 @@ struct adafactor_formula {
 struct adafactor {
   static constexpr const char* name = "adafactor";
   static constexpr bool elementwise = false;
-  static constexpr slot_spec moments[] = {{"exp_avg", values::any},
-                                          {"row_var", values::non_negative, extent::row},
-                                          {"col_var", values::non_negative, extent::column},
-                                          {"variance", values::non_negative}};
+  static constexpr slot_spec moments[4] = {{"exp_avg", values::any},
+                                           {"row_var", values::non_negative, extent::row},
+                                           {"col_var", values::non_negative, extent::column},
+                                           {"variance", values::non_negative}};
   template <bool First_moment>
   using formula = adafactor_formula<First_moment>;
   template <class T>
@@ -235,7 +242,7 @@ struct adafactor {
 
   /// The rate of a step before clipping, scaling by the parameter's RMS included.
   template <class Options>
-  static double rate(const Options& o, std::int64_t step, double rms_of_parameter) {
+  LEANOPT_HD static double rate(const Options& o, std::int64_t step, double rms_of_parameter) {
     double rho = o.lr();
     const double root = 1 / std::sqrt(double(step));
     if (!o.is_hugging_face()) {
@@ -244,7 +251,7 @@ struct adafactor {
       const double most = o.warmup_init() ? 1e-6 * double(step) : 1e-2;
       rho = root < most ? root : most;
     }
-    const double eps2 = std::get<1>(o.eps());
+    [[maybe_unused]] const auto [eps1, eps2] = o.eps();
     const bool scaled = !o.is_hugging_face() || o.scale_parameter();
     return scaled ? (rms_of_parameter < eps2 ? eps2 : rms_of_parameter) * rho : rho;
   }
@@ -264,7 +271,8 @@ struct adafactor {
 
   /// The coefficients of the last pass.
   template <class T, class Options>
-  static adafactor_coeffs<T> finish(const Options& o, double rate, double rms_of_update) {
+  LEANOPT_HD static adafactor_coeffs<T> finish(const Options& o, double rate,
+                                               double rms_of_update) {
     const double d = o.is_hugging_face() ? o.clip_threshold() : o.d();
     const double ratio = rms_of_update / d, clip = ratio < 1 ? 1 : ratio;  // NaN stays NaN
     const double shrinking = o.is_hugging_face() ? rate : o.lr();

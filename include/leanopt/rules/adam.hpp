@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <tuple>
+#include <type_traits>
 
 LEANOPT_EXACT_BEGIN
 namespace leanopt::rules {
@@ -27,9 +28,9 @@ struct adam_formula {
   template <class T>
   using inputs = no_inputs;
   static constexpr int slot_count = Amsgrad ? 3 : 2;
-  static constexpr slot_spec slots[] = {{"exp_avg", values::any},
-                                        {"exp_avg_sq", values::non_negative},
-                                        {"max_exp_avg_sq", values::non_negative}};
+  static constexpr slot_spec slots[3] = {{"exp_avg", values::any},
+                                         {"exp_avg_sq", values::non_negative},
+                                         {"max_exp_avg_sq", values::non_negative}};
 
   template <class T>
   using coeffs = adam_coeffs<T>;
@@ -38,7 +39,10 @@ struct adam_formula {
   LEANOPT_HD static void apply(const coeffs<T>& c, V& p, const V& gradient, V* s) {
     V &m = s[0], &v = s[1];
     V g = V(c.sign) * gradient;
-    if (c.decay != T(0)) g = fma(p, V(c.decay), g);  // a product with 0 would make NaN of Inf
+    // Not where decay is 0, which would make NaN of Inf. By its bits: in a loop a comparison of
+    // numbers costs four instructions.
+    using word = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
+    if (bit_cast<word>(c.decay) != 0) g = fma(p, V(c.decay), g);
     m = fma(g - m, V(c.one_minus_beta1), m);
     v = fma(v, V(c.beta2), V(c.one_minus_beta2) * g * g);
     if constexpr (Amsgrad) s[2] = max(s[2], v);
@@ -86,7 +90,7 @@ struct adam_rule {
 
   /// Powers and products in double; `step` counts from 1.
   template <class T, class Options>
-  static adam_coeffs<T> prepare(const Options& o, std::int64_t step) {
+  LEANOPT_HD static adam_coeffs<T> prepare(const Options& o, std::int64_t step) {
     const auto [beta1, beta2] = o.betas();
     const double correction1 = 1 - power(beta1, step), correction2 = 1 - power(beta2, step);
     return {T(o.maximize() ? -1 : 1),
