@@ -60,7 +60,7 @@ inline double parse_fit(const std::string& value) {
   const char* end = value.data() + value.size();
   const auto [rest, failed] = std::from_chars(value.data(), end, result);
   if (failed != std::errc() || rest != end || !(result > 0 && result <= 1e9))
-    throw usage_error("--fit takes a number of GiB above 0, not '" + value + "'");
+    throw usage_error("--fit takes a number of GiB above 0, 1e9 at most, not '" + value + "'");
   return result;
 }
 inline at::ScalarType parse_gradients(const std::string& value) {
@@ -85,6 +85,7 @@ inline void parse_optimizers(const std::string& value, std::set<std::string>& na
 
 inline arguments parse_arguments(const std::vector<std::string>& words) {
   arguments result;
+  std::set<std::string> given;
   for (const std::string& word : words) {
     if (word == "--help") {
       result.help = true;
@@ -101,6 +102,8 @@ inline arguments parse_arguments(const std::vector<std::string>& words) {
                        option == "--skip" || option == "--svg" || option == "--json";
     if (!known) throw usage_error("unknown argument '" + word + "'");
     if (value.empty()) throw usage_error(option + " needs a value: " + option + "=...");
+    const bool repeats = option == "--optimizer" || option == "--skip";
+    if (!repeats && !given.insert(option).second) throw usage_error(option + " is there twice");
     if (option == "--fit") result.fit = detail::parse_fit(value);
     if (option == "--gradients") result.gradients = detail::parse_gradients(value);
     if (option == "--optimizer") detail::parse_optimizers(value, result.optimizers);
@@ -108,6 +111,10 @@ inline arguments parse_arguments(const std::vector<std::string>& words) {
     if (option == "--svg") result.svg = value;
     if (option == "--json") result.json = value;
   }
+  std::set<std::string> files(result.models.begin(), result.models.end());
+  for (const std::string& output : {result.svg, result.json})
+    if (!output.empty() && !files.insert(output).second)
+      throw usage_error(output + " would be overwritten");
   if (result.models.empty()) result.models = {"llama-7b"};
   return result;
 }

@@ -27,7 +27,6 @@ class checkpoint {
     const id root = pickle_.root();
     if (pickle_.is(root, kind::object)) {
       if (tensor_at(root)) throw error("holds a single tensor, not a model");
-      visited_.insert(root);
       read_module("", root, m);
     } else if (pickle_.is(root, kind::dict)) {
       read_dict(root, m);
@@ -99,27 +98,28 @@ class checkpoint {
   }
 
   // A module of Python keeps its parameters and modules in dicts, one of LibTorch as attributes.
-  // Each is read once, however many names it has.
+  // Each dict is read once, however many names it has.
   void read_module(const std::string& prefix, id module, model& m) {
     constexpr std::size_t deepest = 1000;  // letters
-    if (prefix.size() > deepest) throw error("its modules are nested too deeply");
     const auto& items = pickle_.at(module).items;
     if (items.size() < 3 || !pickle_.is(items[2], kind::dict))
       throw error("holds a " + printable(function_of(module)) +
                   ", which is neither a state dict nor a module");
+    if (!visited_.insert(items[2]).second) return;
     const auto read_attribute = [&](const std::string& name, id value) {
       if (!pickle_.is(value, kind::object)) return;
+      if (prefix.size() + name.size() > deepest) throw error("its modules are nested too deeply");
       if (const auto t = tensor_named(prefix + name, value)) {
         t->needs_gradient ? add(prefix + name, *t, m) : m.leave_out();
-      } else if (pickle_.at(value).items.size() == 3 && visited_.insert(value).second) {
+      } else if (pickle_.at(value).items.size() == 3) {
         read_module(prefix + name + '.', value, m);
       }
     };
     const auto parameters = pickle_.entry(items[2], "_parameters");
     const auto modules = pickle_.entry(items[2], "_modules");
     if (!parameters || !modules) return pickle_.each_entry(items[2], read_attribute);
-    pickle_.each_entry(*parameters, read_attribute);
-    pickle_.each_entry(*modules, read_attribute);
+    for (const id dict : {*parameters, *modules})
+      if (visited_.insert(dict).second) pickle_.each_entry(dict, read_attribute);
   }
 
   void add(const std::string& name, const stored& t, model& m) {
@@ -166,15 +166,15 @@ class checkpoint {
     if (!pickle_.is(persistent, kind::persistent)) damaged();
     const auto& place = pickle_.at(pickle_.at(persistent).items[0]).items;
     if (place.size() < 5 || !pickle_.is(place[2], kind::text)) damaged();
-    const std::string& type = pickle_.at(place[1]).text;
+    const std::string& type = short_text(place[1]);
     t.type = find_type(&number_type::storage, type.substr(type.find('.') + 1));
     if (function == "torch._utils._rebuild_tensor_v3") {
-      const std::string& own = pickle_.at(argument(object, 6)).text;
+      const std::string& own = short_text(argument(object, 6));
       t.type = find_type(&number_type::name, own.substr(own.find('.') + 1));
     }
     if (!t.type || t.type->bits % 8)
       throw error("has numbers of a type that is not known: " + printable(type));
-    t.storage = pickle_.at(place[2]).text;
+    t.storage = short_text(place[2]);
     t.offset = integer(argument(object, 1));
     t.sizes = integers(argument(object, 2));
     t.needs_gradient = parameter ? needs_gradient : integer(argument(object, 4)) != 0;
@@ -202,6 +202,11 @@ class checkpoint {
     const auto& arguments = pickle_.at(pickle_.at(object).items[1]).items;
     if (k >= arguments.size()) damaged();
     return arguments[k];
+  }
+  /// A name that many tensors may share: a long one would cost far more than its bytes.
+  const std::string& short_text(id i) const {
+    if (pickle_.at(i).text.size() > 100) damaged();
+    return pickle_.at(i).text;
   }
   std::int64_t integer(id i) const {
     if (!pickle_.is(i, kind::integer)) damaged();

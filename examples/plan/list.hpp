@@ -28,7 +28,7 @@ inline const number_type* type_in_list(std::string word) {
 inline void read_line(const std::string& line, model& m) {
   std::istringstream words(line);
   std::string name, word;
-  words >> name;
+  if (!(words >> name) || name.front() == '#') return;
   const number_type* type = nullptr;
   std::vector<std::int64_t> sizes;
   while (words >> word) {
@@ -49,14 +49,13 @@ inline void read_line(const std::string& line, model& m) {
 
 }  // namespace detail
 
-/// Lines that are empty or begin with '#' say nothing.
+/// Lines that are blank or begin with '#' say nothing.
 inline void read_list(file& f, model& m) {
   constexpr std::uint64_t longest = 64 << 20;
   if (f.size() > longest) throw error("is too long for a list of tensors");
   std::istringstream lines(f.read(0, f.size(), "the list"));
   std::string line;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
-    if (line.empty() || line.front() == '#') continue;
     try {
       detail::read_line(line, m);
     } catch (const error& e) {

@@ -134,6 +134,11 @@ class pickle {
     for (std::size_t i = bytes.size(); i-- > 0;) n = n << 8 | std::uint8_t(bytes[i]);
     push(make(kind::integer, std::int64_t(n)));
   }
+  void push_global(std::string_view module, std::string_view name) {
+    // Many values may share one text, so that a long one would cost far more than its bytes.
+    if (module.size() + name.size() > longest_name) damaged("has a long name");
+    push(make(kind::global, 0, std::string(module) + '.' + std::string(name)));
+  }
   /// What `items` say goes into the container below them; where that is an object, it is lost.
   void extend(kind container, const std::vector<id>& items) {
     value& v = values_[top()];
@@ -208,15 +213,13 @@ class pickle {
       case 'u': extend(kind::dict, pop_to_mark()); break;
 
       case 'c': {
-        const std::string module(line());
-        push(make(kind::global, 0, module + '.' + std::string(line())));
+        const std::string_view module = line();
+        push_global(module, line());
         break;
       }
-      case 0x93: {  // STACK_GLOBAL; a name is short, so that many of one text stay harmless
+      case 0x93: {  // STACK_GLOBAL
         const id name = pop(), module = pop();
-        if (at(module).text.size() + at(name).text.size() > longest_name)
-          damaged("has a long name");
-        push(make(kind::global, 0, at(module).text + '.' + at(name).text));
+        push_global(at(module).text, at(name).text);
         break;
       }
       case 0x92: pop(); [[fallthrough]];  // NEWOBJ_EX: the arguments' names

@@ -30,7 +30,7 @@ inline void run(const arguments& a, std::ostream& out) {
   read_model(a.models, LEANOPT_PLAN_DATA_FOLDER, m);
   std::string name = std::filesystem::path(a.models.front()).filename().string();
   if (a.models.size() > 1) name += " and " + std::to_string(a.models.size() - 1) + " more";
-  report r{printable(name), a.fit, m, {}};
+  report r{name, a.fit, m, {}};
   for (const contender& c : contenders())
     if (a.optimizers.empty() || a.optimizers.count(c.argument))
       r.rows.push_back(plan_for(c, m, a.gradients));
@@ -50,6 +50,7 @@ inline int run(const std::vector<std::string>& words, std::ostream& out, std::os
       out << usage;
     else
       detail::run(a, out);
+    if (!out.flush()) throw std::runtime_error("the output cannot be written");
     return 0;
   } catch (const usage_error& e) {
     err << "memory_plan: " << e.what() << "\n\n" << usage;

@@ -45,8 +45,8 @@ inline std::string plain(double x) {
 /// Large models in GiB, small ones in MiB.
 inline std::ostream& operator<<(std::ostream& out, const report& r) {
   const model& m = r.of;
-  out << r.name << ": " << text::with_commas(std::int64_t(m.tensors().size())) << " tensors, "
-      << text::with_commas(m.elements()) << " parameters";
+  out << printable(r.name) << ": " << text::with_commas(std::int64_t(m.tensors().size()))
+      << " tensors, " << text::with_commas(m.elements()) << " parameters";
   if (m.tied()) out << "; " << m.tied() << " tied to another, counted once";
   if (m.left_out()) out << "; " << m.left_out() << " that are not trained, left out";
   out << "\n\n";

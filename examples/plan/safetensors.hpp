@@ -6,6 +6,7 @@
 #include "examples/plan/model.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -19,21 +20,38 @@ namespace detail {
 
 using json = nlohmann::json;
 
-/// The JSON of a header. @throws for JSON that no header is, before it takes memory.
-inline json parse_header(const std::string& text) {
-  constexpr int deepest = 3;  // the header, a tensor, its sizes
-  std::set<std::string> names;
+/// f(name, JSON) for every entry of a header. Each is dropped before the next: nlohmann's parser
+/// with a callback looks at all that it keeps whenever an object ends.
+template <class F>
+void each_entry(const std::string& header, F f) {
+  using event = json::parse_event_t;
+  constexpr std::size_t longest_list = 1000;  // far more than the dimensions of any tensor
+  std::array<std::set<std::string>, 2> keys;  // of the header, of the entry that is open
+  std::string name;
+  std::size_t numbers = 0;  // of the list that is open
+  const auto handle = [&](int depth, event e, const json& parsed) {
+    const auto level = std::size_t(depth);
+    if (level == 0 && e != event::object_start && e != event::object_end)
+      throw error("the header is no JSON object");
+    if (e == event::array_start) numbers = 0;
+    if ((e == event::object_start && level > 1) || (e == event::array_start && level > 2) ||
+        (level > 2 && ++numbers > longest_list))
+      throw error("the header has values that no header has");
+    if (e == event::object_start) keys[level].clear();
+    if (e == event::key) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      if (!keys[level - 1].insert(key).second) throw error(in_quotes(key) + " is there twice");
+      if (level == 1) name = key;
+    }
+    const bool ends = e == event::object_end || e == event::array_end || e == event::value;
+    if (level != 1 || !ends) return true;
+    f(name, parsed);
+    return false;
+  };
+  if (header.find('\0') != header.npos)  // the parser would stop there
+    throw error("the header is not JSON: it has a byte of zero");
   try {
-    return json::parse(text, [&](int depth, json::parse_event_t event, const json& parsed) {
-      const bool begins =
-          event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-      if (begins && depth >= deepest) throw error("the header has values that no header has");
-      if (event == json::parse_event_t::key && depth == 1) {
-        const auto& name = parsed.get_ref<const std::string&>();
-        if (!names.insert(name).second) throw error(in_quotes(name) + " is there twice");
-      }
-      return true;
-    });
+    [[maybe_unused]] const json empty = json::parse(header, handle);
   } catch (const json::exception& e) {
     const std::string what = e.what();  // begins with the exception's name in brackets
     throw error("the header is not JSON: " + printable(what.substr(what.find(']') + 2), 200));
@@ -44,7 +62,7 @@ inline std::int64_t whole_number(const json& j, const char* what) {
   if (!j.is_number_integer()) throw error(std::string(what) + " that is no whole number");
   // Beyond the largest, nlohmann keeps an unsigned number, which the conversion would wrap.
   if (j.is_number_unsigned() && j.get<std::uint64_t>() > std::uint64_t(INT64_MAX))
-    throw error(std::string(what) + " beyond 2^63");
+    throw error(std::string(what) + " beyond 2^63 - 1");
   return j.get<std::int64_t>();
 }
 
@@ -94,12 +112,10 @@ inline void read_safetensors(file& f, model& m) {
   if (length > longest)
     throw error("says that its header has " + std::to_string(length) +
                 " bytes, more than the 100,000,000 of the format: it is damaged or no safetensors");
-  const detail::json header = detail::parse_header(f.read(8, length, "the header"));
-  if (!header.is_object()) throw error("the header is no JSON object");
 
   std::vector<detail::entry> entries;
-  for (const auto& [name, value] : header.items()) {
-    if (name == "__metadata__") continue;
+  const auto add = [&](const std::string& name, const detail::json& value) {
+    if (name == "__metadata__") return;
     try {
       entries.push_back(detail::read_entry(value));
       entries.back().name = name;
@@ -107,7 +123,9 @@ inline void read_safetensors(file& f, model& m) {
       throw error(in_quotes(name) + ' ' + e.what());
     }
     m.add(name, entries.back().sizes, *entries.back().type);
-  }
+  };
+  detail::each_entry(f.read(8, length, "the header"), add);
+
   // The format allows neither gaps nor overlaps.
   std::sort(entries.begin(), entries.end(), [](const detail::entry& a, const detail::entry& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);

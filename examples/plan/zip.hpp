@@ -30,7 +30,7 @@ class zip {
   const std::unordered_map<std::string, record>& records() const { return records_; }
 
   std::string read(const record& r, const std::string& what) const {
-    if (r.method != 0 || r.stored != r.size) throw error(what + " is compressed");
+    if (r.method != 0) throw error(what + " is compressed");
     const std::string header = file_.read(r.header, 30, what);
     if (header.compare(0, 4, "PK\x03\x04") != 0) damaged();
     const std::uint64_t behind =
@@ -79,6 +79,8 @@ class zip {
     record r{little_endian<std::uint32_t>(p + 24), little_endian<std::uint32_t>(p + 20),
              little_endian<std::uint32_t>(p + 42), little_endian<std::uint16_t>(p + 10)};
     read_extra(p + fixed + name, p + fixed + name + extra, r);
+    if (r.header > file_.size() || r.stored > file_.size() - r.header) damaged();
+    if (r.method == 0 && r.stored != r.size) damaged();
     if (!records_.emplace(std::string(p + fixed, name), r).second) damaged();
     return length;
   }

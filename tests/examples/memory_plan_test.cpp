@@ -43,6 +43,12 @@ result run(const std::vector<std::string>& words) {
 using damage::read;
 using damage::sample;
 
+std::string repeated(int n, const std::string& text) {
+  std::string result;
+  for (int i = 0; i < n; ++i) result += text;
+  return result;
+}
+
 /// A folder for the files of a test.
 class MemoryPlan : public testing::Test {
  protected:
@@ -168,12 +174,23 @@ TEST_F(MemoryPlan, shows_the_optimizers_that_are_named) {
 TEST_F(MemoryPlan, refuses_wrong_arguments) {
   for (const char* wrong :
        {"--fit=0", "--fit=-1", "--fit=8x", "--fit=nan", "--fit=inf", "--fit=", "--fit",
-        "--gradients=fp8", "--optimizer=adam", "--skip=", "--svg", "--fast"}) {
+        "--fit=1e10", "--gradients=fp8", "--optimizer=adam", "--skip=", "--svg", "--fast"}) {
     const result r = run({"gpt2", wrong});
     EXPECT_EQ(r.code, 2) << wrong;
     EXPECT_EQ(r.out, "") << wrong;
     EXPECT_NE(r.err.find("usage: memory_plan"), r.err.npos) << wrong;
   }
+  const result twice = run({"gpt2", "--fit=8", "--fit=9"});
+  EXPECT_EQ(twice.code, 2);
+  EXPECT_NE(twice.err.find("--fit is there twice"), twice.err.npos) << twice.err;
+  const std::string list = write("list", "weight 3\n");
+  for (const std::vector<std::string>& words :
+       {std::vector{list, "--json=" + list}, {"gpt2", "--svg=plan", "--json=plan"}}) {
+    const result r = run(words);
+    EXPECT_EQ(r.code, 2);
+    EXPECT_NE(r.err.find("would be overwritten"), r.err.npos) << r.err;
+  }
+  EXPECT_EQ(read(list), "weight 3\n");
   const result help = run({"--help"});
   EXPECT_EQ(help.code, 0);
   EXPECT_EQ(help.out.rfind("usage: memory_plan", 0), 0u);
@@ -185,6 +202,10 @@ TEST_F(MemoryPlan, says_which_output_it_cannot_write) {
     EXPECT_EQ(r.code, 1);
     EXPECT_NE(r.err.find(path("none/file")), r.err.npos) << r.err;
   }
+  std::ofstream full("/dev/full");
+  std::ostringstream err;
+  EXPECT_EQ(plan::run({"gpt2"}, full, err), 1);
+  EXPECT_NE(err.str().find("cannot be written"), std::string::npos) << err.str();
 }
 
 // ---- the chart ---------------------------------------------------------------------------------
@@ -243,13 +264,19 @@ TEST_F(MemoryPlan, draws_whatever_the_file_is_called) {
   EXPECT_EQ(count(svg, "a&lt;b&gt;&amp;&quot;???.txt"),
             2u);  // the title, for readers of screens too
   EXPECT_EQ(json::parse(read(path("plan.json")))["parameters"], 12);
+
+  const std::string name = "модель 重み.txt";
+  const json p = plan({write(name, "weight 3 4\n"), "--svg=" + path("plan.svg")});
+  EXPECT_EQ(p["model"], name);
+  EXPECT_EQ(count(read(path("plan.svg")), name), 2u);
 }
 
 // ---- lists -------------------------------------------------------------------------------------
 
 TEST_F(MemoryPlan, reads_lists_with_and_without_types) {
   const json p = plan({write("list",
-                             "# a comment\n\nweight bf16 3 4\nbias F32 5\r\nplain 7\n"
+                             "# a comment\n\n\r\n \t\n  # another\n"
+                             "weight bf16 3 4\nbias F32 5\r\nplain 7\n"
                              "scale float32\nsteps int64 9\nnorm.running_mean 8\nlast fp16 0 4")});
   EXPECT_EQ(p["tensors"], 5);
   EXPECT_EQ(p["parameters"], 3 * 4 + 5 + 7 + 1);
@@ -292,15 +319,7 @@ TEST_F(MemoryPlan, refuses_lists_that_are_none) {
   refuse("a 900000000000000\nb 900000000000000\n", "more than 10^15 elements in all");
   refuse("weight 3\nweight 3\n", "line 2: 'weight' is there twice");
   refuse("weight complex64 3\n", "complex");
-  refuse(
-      "weight" +
-          [] {
-            std::string ones;
-            for (int i = 0; i < 65; ++i) ones += " 1";
-            return ones;
-          }() +
-          "\n",
-      "65 dimensions");
+  refuse("weight" + repeated(65, " 1") + "\n", "65 dimensions");
   refuse(std::string("weight\0 3\n", 10), "neither safetensors, nor");
   refuse(
       "\x7f"
@@ -357,6 +376,9 @@ TEST_F(MemoryPlan, refuses_safetensors_that_are_none) {
   refuse("{", 0, "not JSON");
   refuse("hello", 0, "not JSON");
   refuse("[]", 0, "no JSON object");
+  refuse("[5]", 0, "no JSON object");
+  refuse("5", 0, "no JSON object");
+  refuse(std::string("{}\0{", 4), 0, "a byte of zero");
   refuse("{}", 0, "no parameters");
   refuse("{}", 4, "4 bytes behind");
   refuse("{\"w\":5}", 0, "'w' has no dtype");
@@ -383,6 +405,9 @@ TEST_F(MemoryPlan, refuses_safetensors_that_are_none) {
   refuse(shaped("[2]", "[0,8]"), 4, "truncated");
   refuse(shaped("[1]", "[0,4]"), 5, "1 bytes behind");
   refuse(shaped("[[1]]", "[0,4]"), 4, "no header has");
+  refuse(one("\"dtype\":{}"), 4, "no header has");
+  refuse(shaped("[1" + repeated(1000, ",1") + "]", "[0,4]"), 4, "no header has");
+  refuse(shaped("[1],\"shape\":[2]", "[0,8]"), 8, "'shape' is there twice");
   refuse(
       "{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
       "\"v\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[2,6]}}",
@@ -453,6 +478,14 @@ TEST_F(MemoryPlan, refuses_tensors_that_their_storage_does_not_hold) {
   expect_refused(replaced("K(K\x08\x86", "K)K\x08\x86", false), "beyond its storage");
   expect_refused(replaced("K\x08K\x01\x86", "K\x09K\x01\x86", false), "beyond its storage");
   expect_refused(replaced("/data/1", "/data/x", true), "'norm.weight' has no record");
+
+  // The archive's list says that the first record, stored as it is, has 2^24 bytes more.
+  std::string bad = good;
+  const std::size_t entry = bad.find("PK\x01\x02");
+  bad[entry + 27] = 1;  // than were stored
+  expect_refused(write("bad.pt", bad), "no whole zip archive");
+  bad[entry + 23] = 1;  // than the file holds
+  expect_refused(write("bad.pt", bad), "no whole zip archive");
 }
 
 TEST_F(MemoryPlan, survives_pickles_that_were_made_to_harm) {
@@ -468,11 +501,6 @@ TEST_F(MemoryPlan, survives_pickles_that_were_made_to_harm) {
     // An operation of one byte makes one value at most; the rest is its place on the stack.
     const auto per_byte = std::int64_t(sizeof(plan::pickle::value) + 32);
     EXPECT_LT(counting::host.peak(), most_memory + per_byte * std::int64_t(pickle.size())) << what;
-  };
-  const auto repeated = [](int n, const std::string& text) {
-    std::string result;
-    for (int i = 0; i < n; ++i) result += text;
-    return result;
   };
   const std::string object = "cmodule\nNet\n)\x81";  // without a state
   refuse("", "ends too early");
@@ -493,6 +521,7 @@ TEST_F(MemoryPlan, survives_pickles_that_were_made_to_harm) {
   refuse(repeated(5000, object + "}X\1\0\0\0m"s) + object + repeated(5000, "sb") + ".",
          "nested too deeply");
   refuse("X\1\0\0\0a"s + repeated(60, "2\x93") + ".", "a long name");  // doubles each time
+  refuse("c" + repeated(100, "module") + "\nNet\n.", "a long name");
   refuse(repeated(4'000'001, "N") + ".", "more than 4,000,000 values");
 }
 

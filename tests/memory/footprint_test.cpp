@@ -421,6 +421,95 @@ TYPED_TEST(on_the_host, are_scratch_and_bookkeeping) {
   }
 }
 
+// ---- by hand ------------------------------------------------------------------------------------
+
+leanopt::bytes_by_category state_of(const footprint& f) {
+  auto all = f.sum();
+  all.parameters = all.gradients = 0;
+  return all;
+}
+leanopt::bytes_by_category state_bytes(std::int64_t moments, std::int64_t codes,
+                                       std::int64_t headers, std::int64_t factors,
+                                       std::int64_t counters) {
+  leanopt::bytes_by_category b;
+  b.moments = moments;
+  b.codes = codes;
+  b.headers = headers;
+  b.factors = factors;
+  b.counters = counters;
+  return b;
+}
+
+TEST(prediction, of_odd_shapes_is_what_a_hand_counts) {
+  using shapes = std::vector<parameter_shape>;
+  using leanopt::AdamW, leanopt::AdamW8bit, leanopt::Adafactor;
+  // A number, nothing, one row in 20 blocks, a convolution of 9408 elements in 37 blocks.
+  const sizes_t number{}, none{0, 5}, row{1, 5000}, convolution{64, 3, 7, 7};
+  const auto log8 = [](const shapes& s) { return state_of(predict<AdamW8bit>(s)); };
+  EXPECT_EQ(log8({{number}}), state_bytes(2 * 4, 0, 0, 0, 8));
+  EXPECT_EQ(log8({{none}}), state_bytes(0, 0, 0, 0, 8));
+  EXPECT_EQ(log8({{row}}), state_bytes(0, 2 * 5000, 2 * 20 * 2, 0, 8));
+  EXPECT_EQ(log8({{convolution, at::kHalf}}), state_bytes(0, 2 * 9408, 2 * 37 * 2, 0, 8));
+  EXPECT_EQ(log8({{{4095}}, {{4096}, at::kDouble}}),
+            state_bytes(2 * 4 * 4095, 2 * 4096, 2 * 16 * 2, 0, 16));
+
+  const auto full = [](const parameter_shape& s, bool amsgrad) {
+    return state_of(predict<AdamW>(shapes{s}, leanopt::AdamWOptions(1e-3).amsgrad(amsgrad)));
+  };
+  EXPECT_EQ(full({{4}, at::kComplexFloat}, false), state_bytes(2 * 8 * 4, 0, 0, 0, 8));
+  EXPECT_EQ(full({{4}, at::kComplexDouble}, true), state_bytes(3 * 16 * 4, 0, 0, 0, 8));
+  EXPECT_EQ(full({{3}, at::kHalf}, true), state_bytes(3 * 4 * 3, 0, 0, 0, 8));
+
+  // Rows and columns of the last two dimensions; Hugging Face's form has an RMS of 4 bytes.
+  const auto hugging_face = leanopt::AdafactorOptions::hugging_face();
+  EXPECT_EQ(state_of(predict<Adafactor>(shapes{{convolution}}, hugging_face)),
+            state_bytes(0, 0, 0, 4 * (64 * 3 * 7 + 64 * 3 * 7), 8 + 4));
+  EXPECT_EQ(state_of(predict<Adafactor>(shapes{{row}, {number}})),
+            state_bytes(4, 0, 0, 4 * (1 + 5000), 16));
+
+  const auto threshold = [](std::int64_t n) {
+    return leanopt::AdamW8bitOptions(1e-3).min_compressed_elements(n);
+  };
+  const footprint two =
+      predict(plan<AdamW8bit>{{{{{300}}}, threshold(300)}, {{{{300}}}, threshold(301)}});
+  EXPECT_EQ(two.sum(0).codes, 2 * 300);
+  EXPECT_EQ(two.sum(0).moments, 0);
+  EXPECT_EQ(two.sum(1).codes, 0);
+  EXPECT_EQ(two.sum(1).moments, 2 * 4 * 300);
+}
+
+TEST(prediction, of_what_cannot_be_is_refused) {
+  const auto refused = [](const std::function<void()>& f, const std::string& what) {
+    try {
+      f();
+      ADD_FAILURE() << "no error about " << what;
+    } catch (const c10::Error& e) {
+      const std::string message = e.what_without_backtrace();
+      EXPECT_EQ(message.rfind("leanopt: ", 0), 0u) << message;
+      EXPECT_NE(message.find(what), std::string::npos) << message;
+    }
+  };
+  constexpr std::int64_t huge = std::numeric_limits<std::int64_t>::max();
+  for (const sizes_t& sizes : {sizes_t{-1}, {3, -4}, {-3, -4}, {huge}, {huge, huge}, {0, huge, 9}})
+    refused(
+        [&] {
+          predict<leanopt::AdamW>(std::vector<parameter_shape>{{{2}}, {sizes}});
+        },
+        "parameter 1 of group 0");
+  refused([&] { predict<stock::SGD>({{{std::int64_t(1) << 54}}, {{1}}}, {0.1}); }, "2^54");
+  refused(
+      [&] { predict<leanopt::AdamW8bit>({{{5}}}, leanopt::AdamW8bitOptions(1e-3).amsgrad(true)); },
+      "amsgrad");
+  refused([&] { predict<leanopt::AdamW>({{{5}}}, {-1.0}); }, "lr");
+}
+
+TEST(footprint, of_sparse_gradients_is_their_indices_and_values) {
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(100, 8).sparse(true));
+  stock::SGD optimizer(table->parameters(), 0.1);
+  table(torch::tensor({3, 5, 7})).sum().backward();
+  EXPECT_EQ(measure(optimizer).sum().gradients, 3 * 8 + 3 * 8 * 4);
+}
+
 // ---- large tensors ------------------------------------------------------------------------------
 
 TEST(prediction, of_tensors_above_2_to_the_31_is_exact) {
@@ -457,10 +546,10 @@ TEST(prediction, of_tensors_above_2_to_the_31_is_exact) {
   EXPECT_EQ(dynamic.sum().headers, 2 * 4 * blocks);
   const footprint adafactor = bytes(static_cast<leanopt::Adafactor*>(nullptr));
   EXPECT_EQ(adafactor.sum().factors, 4 * (rows + columns));
-  // Sums per 4096 elements, roots of both factors, column sums per 64 rows.
+  // Two sums per 4096 elements, roots of both factors, column sums per 64 rows.
   EXPECT_EQ(
       adafactor.scratch,
-      (8 * ((n + 4095) / 4096) + 4 * (rows + columns + (rows + 63) / 64 * columns) + 7) / 8 * 8);
+      (16 * ((n + 4095) / 4096) + 4 * (rows + columns + (rows + 63) / 64 * columns) + 7) / 8 * 8);
 }
 
 // ---- as text ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -305,6 +306,8 @@ TEST(inspect, is_printed_with_a_few_values) {
             "0.1\n  step 1\n  exp_avg Float [2, 3]: 0.5 0.4 0.3 ...\n"
             "  exp_avg_sq Float [2, 3]: 0.025 0.016 0.009 ...\n"
             "0.2\n  step 1\n  exp_avg Float [0]:\n  exp_avg_sq Float [0]:\n");
+  const auto all = inspect(optimizer, nullptr, std::numeric_limits<std::size_t>::max());
+  EXPECT_EQ(all.at(1).slots.at(0).values.size(), 6u);
 }
 
 TEST(inspect, of_complex_parameters_shows_both_parts) {

@@ -11,6 +11,7 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <iomanip>
 #include <locale>
@@ -33,6 +34,16 @@ struct bytes_by_category {
   std::int64_t residual = 0;  ///< bits of split weights
   std::int64_t counters = 0;  ///< step counts, and the RMS that Hugging Face's Adafactor keeps
 
+  /// Every category with its name.
+  static constexpr auto members() {
+    using b = bytes_by_category;
+    using member = std::pair<const char*, std::int64_t b::*>;
+    return std::array{member("parameters", &b::parameters), member("gradients", &b::gradients),
+                      member("moments", &b::moments),       member("codes", &b::codes),
+                      member("headers", &b::headers),       member("factors", &b::factors),
+                      member("residual", &b::residual),     member("counters", &b::counters)};
+  }
+
   std::int64_t state() const { return moments + codes + headers + factors + residual + counters; }
   std::int64_t total() const { return parameters + gradients + state(); }
   bytes_by_category& operator+=(const bytes_by_category& b) {
@@ -46,13 +57,6 @@ struct bytes_by_category {
   }
   friend bool operator!=(const bytes_by_category& a, const bytes_by_category& b) {
     return !(a == b);
-  }
-  /// Every category with its name.
-  static std::vector<std::pair<const char*, std::int64_t bytes_by_category::*>> members() {
-    using b = bytes_by_category;
-    return {{"parameters", &b::parameters}, {"gradients", &b::gradients}, {"moments", &b::moments},
-            {"codes", &b::codes},           {"headers", &b::headers},     {"factors", &b::factors},
-            {"residual", &b::residual},     {"counters", &b::counters}};
   }
 };
 
@@ -117,6 +121,25 @@ namespace detail {
 
 inline constexpr std::int64_t book_bytes = sizeof(formats::dynamic8::books);
 
+/// Of all parameters; with more, sums of bytes could overflow.
+inline constexpr std::int64_t most_elements = std::int64_t(1) << 54;
+
+/// Takes the elements of `s` from those that are `left`. @throws for sizes that no tensor has.
+inline void take_elements(const parameter_shape& s, place where, std::int64_t& left) {
+  std::int64_t elements = 1;  // as if no size were 0, so that none hides another
+  for (const std::int64_t size : s.sizes) {
+    TORCH_CHECK(size >= 0 && size <= left / elements, "leanopt: ", where, " has the sizes ",
+                at::IntArrayRef(s.sizes),
+                "; give none below 0, and at most 2^54 elements in all parameters together");
+    elements *= std::max<std::int64_t>(size, 1);
+  }
+  left -= s.elements();
+}
+template <class Rule, class Format, class Weights>
+void check_options(const options<Rule, Format, Weights>& o, std::size_t group) {
+  o.check("group " + std::to_string(group), Format::compressed);
+}
+inline void check_options(const OptimizerOptions&, std::size_t) {}  // LibTorch's constructors do
 inline footprint::parameter shape_only(const parameter_shape& s, std::size_t group) {
   footprint::parameter p;
   p.shape = s;
@@ -157,7 +180,7 @@ void add_state(footprint::parameter& p, const options<Rule, Format, Weights>& o)
       using header = typename Format::header;
       if (n >= o.min_compressed_elements()) {
         keep(p, &bytes::codes, n, sizeof(typename Format::template stored<float>));
-        if constexpr (!std::is_void_v<header>)
+        if constexpr (cpu::detail::has_headers<Format>)
           keep(p, &bytes::headers, (n + Format::block - 1) / Format::block, sizeof(header));
         return;
       }
@@ -244,6 +267,11 @@ inline void add_transient(footprint& f, const footprint::parameter& p, const Opt
   f.transient = std::max(f.transient, temporaries(o) * p.bytes.parameters);
 }
 
+/// Of a gradient, which LibTorch's SGD and Adagrad take sparse.
+inline std::int64_t bytes_held(const Tensor& t) {
+  if (!t.is_sparse()) return std::int64_t(t.nbytes());
+  return std::int64_t(t._indices().nbytes() + t._values().nbytes());
+}
 inline parameter_shape shape_of(const Tensor& p) { return {p.sizes().vec(), p.scalar_type()}; }
 
 /// What a tensor in a state is for; `ours` is null for LibTorch's optimizers.
@@ -273,17 +301,23 @@ struct shape_group {
 
 /// What `Optimizer`, of ours or of LibTorch's but LBFGS, will cost after a step in which every
 /// parameter has a gradient, with as many threads as LibTorch uses now. Options are taken as they
-/// are: nothing is inherited.
+/// are: nothing is inherited. @throws for options that ours would refuse, and for sizes that no
+/// tensor has.
 template <class Optimizer>
 footprint predict(const std::vector<shape_group<Optimizer>>& groups) {
   footprint f;
-  for (std::size_t g = 0; g < groups.size(); ++g)
-    for (const parameter_shape& s : groups[g].parameters) {
+  std::int64_t left = detail::most_elements;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    detail::check_options(groups[g].options, g);
+    for (std::size_t i = 0; i < groups[g].parameters.size(); ++i) {
+      const parameter_shape& s = groups[g].parameters[i];
+      detail::take_elements(s, {g, i}, left);
       f.parameters.push_back(detail::shape_only(s, g));
       detail::add_state(f.parameters.back(), groups[g].options);
       if constexpr (!std::is_base_of_v<detail::front, Optimizer>)
         detail::add_transient(f, f.parameters.back(), groups[g].options);
     }
+  }
   detail::add_shared(f, static_cast<const Optimizer*>(nullptr));
   return f;
 }
@@ -310,7 +344,7 @@ inline footprint measure(const Optimizer& optimizer) {
       p.shape = detail::shape_of(t);
       p.group = g;
       p.bytes.parameters = std::int64_t(t.nbytes());
-      if (t.grad().defined()) p.bytes.gradients = std::int64_t(t.grad().nbytes());
+      if (t.grad().defined()) p.bytes.gradients = detail::bytes_held(t.grad());
       const auto it = optimizer.state().find(t.unsafeGetTensorImpl());
       if (it != optimizer.state().end() && it->second) {
         detail::each_part(
@@ -379,7 +413,7 @@ inline std::ostream& operator<<(std::ostream& out, const footprint& f) {
   return out << text.str();
 }
 
-/// The same for tools, parameter by parameter: JSON (RFC 8259).
+/// The same for tools, parameter by parameter: JSON (RFC 8259), where names are UTF-8.
 inline std::string to_json(const footprint& f) {
   std::ostringstream out;
   out.imbue(std::locale::classic());  // the program's may group digits

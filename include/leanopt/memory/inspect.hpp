@@ -7,6 +7,7 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <ostream>
 #include <string>
 #include <unordered_map>
@@ -78,7 +79,8 @@ inline std::vector<state_view> inspect(const Optimizer& optimizer,
                           {}};
             const Tensor decoded =
                 detail::is_header(name) ? held : slot(optimizer, params[i], name);
-            const Tensor first = decoded.flatten().slice(0, 0, std::int64_t(values));
+            const auto few = std::min(values, std::size_t(decoded.numel()));
+            const Tensor first = decoded.flatten().slice(0, 0, std::int64_t(few));
             const Tensor flat =
                 (first.is_complex() ? at::view_as_real(first).flatten() : first).to(at::kDouble);
             for (std::int64_t k = 0; k < flat.numel(); ++k)
