@@ -1,4 +1,4 @@
-"""One-token changes of rules, formats, weights and engine, each of which the tests must notice.
+"""One-token changes of rules, formats, weights and engines, each of which the tests must notice.
 
     python3 tests/mutants.py [--jobs N] [--only TEXT] [--keep]
 
@@ -43,6 +43,32 @@ MUTANTS = [
     ("engine/cpu.hpp", "if (!large[j]) r[k]", "r[k]", ["formats/log8_test"]),
     ("engine/cpu.hpp", "const std::size_t block = (t.first + i) / B;", "const std::size_t block = i / B;",
      ["conformance/pairs_test"]),
+    ("engine/cuda/pack.cuh", "for (int d = Threads / 2; d; d /= 2) x =",
+     "for (int d = Threads / 4; d; d /= 2) x =", ["engine/cuda/norm_test"]),
+    ("engine/cuda/memory.cuh", "  __syncwarp();\n  load_quads<Width>(copy, w);",
+     "  load_quads<Width>(copy, w);", ["engine/cuda/lists_test"]),
+    ("engine/cuda/elementwise.cuh", "if (skips) set_where(bad, p, p_.load_each(e));",
+     "", ["engine/cuda/lists_test"]),
+    ("engine/cuda/elementwise.cuh", "block + lane_of_thread() / streams",
+     "block", ["engine/cuda/lists_test"]),
+    ("engine/cuda/elementwise.cuh", "w % warps_of_unit * stages_of_warp",
+     "w % warps_of_unit", ["engine/cuda/lists_test"]),
+    ("engine/cuda/elementwise.cuh", "if (is_called_off(scalars)) return;",
+     "", ["engine/cuda/lists_test"]),
+    ("engine/cuda/sums.cuh", "at < begin + unit && at < t.elements",
+     "at < begin + unit / 2 && at < t.elements", ["engine/cuda/norm_test"]),
+    ("engine/cuda/sums.cuh", "  __syncthreads();\n  if (threadIdx.x != 0) return;",
+     "  if (threadIdx.x != 0) return;", ["engine/cuda/norm_test"]),
+    ("engine/cuda/adafactor.cuh", "return t.skipped && has_infinite_square<T>(g) ? T(0) : g;",
+     "return g;", ["engine/cuda/adafactor_test"]),
+    ("engine/cuda/adafactor.cuh", "__shfl_sync(all_lanes, total, half_threads)",
+     "0", ["engine/cuda/adafactor_test"]),
+    ("engine/cuda/adafactor.cuh", "  if (by_block)\n    __syncthreads();\n  else\n    __syncwarp();",
+     "  __syncwarp();", ["engine/cuda/adafactor_test"]),
+    ("engine/cuda/roots.cuh", "x > least_ ? x : least_",
+     "x", ["engine/cuda/roots_test"]),
+    ("engine/cuda/list.cuh", "tensors[middle].first_unit <= u",
+     "tensors[middle].first_unit < u", ["engine/cuda/lists_test"]),
 ]
 
 

@@ -13,10 +13,15 @@ LEANOPT_HD constexpr std::size_t bytes_of(number n) {
   return n == number::float64 ? 8 : n == number::float32 ? 4 : 2;
 }
 
+/// The least number whose square as one of type Square is not finite.
+template <class Square, class T>
+LEANOPT_HD constexpr T infinite_square_from() {
+  return sizeof(Square) == 8 ? T(0x1p512) : T(0x1p64f);
+}
 /// Whether x, or its square as a number of type Square, is not finite.
 template <class Square, class T>
 LEANOPT_HD bool has_infinite_square(T x) {
-  constexpr T limit = sizeof(Square) == 8 ? T(0x1p512) : T(0x1p64f);
+  constexpr T limit = infinite_square_from<Square, T>();
   return !(x < limit && x > -limit);
 }
 

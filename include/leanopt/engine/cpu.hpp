@@ -649,20 +649,19 @@ namespace detail {
 /// Finds what nonfinite::skip_element leaves out, where squares are kept as numbers of type Square.
 template <class T, class Square = T>
 struct gradient_check {
-  /// The square of this and of all above it overflows.
-  static constexpr T limit = sizeof(Square) == 8 ? T(0x1p512) : T(0x1p64f);
-  static bool is_bad(T x) { return !(x < limit && x > -limit); }
+  static bool is_bad(T x) { return has_infinite_square<Square>(x); }
 
   /// Whether any of n numbers is bad.
   template <int Width>
   LEANOPT_INLINE static bool run(const T* x, std::size_t n) {
     using V = lanes_of<Width, T>;
     using L = lane_traits<V>;
+    const V limit = infinite_square_from<Square, T>();
     V largest = V(T(0));
     std::size_t i = 0;
     for (; i + L::count <= n; i += L::count) {
       const V value = L::load(x + i);
-      largest = max(largest, if_nan(value, V(limit), max(value, -value)));
+      largest = max(largest, if_nan(value, limit, max(value, -value)));
     }
     T all[L::count];
     L::store(all, largest);

@@ -1,0 +1,52 @@
+// What keeps the lists of a step up to date in the device's memory.
+#pragma once
+
+#include <leanopt/engine/cuda/elementwise.cuh>
+#include <leanopt/engine/cuda_api.hpp>
+
+namespace leanopt::cuda {
+
+/// As much as a launch of any device can have as parameters, with a pointer and a size.
+struct parcel {
+  static constexpr std::size_t most = 4064;
+  std::uint32_t words[most / 4];
+};
+template <class = void>
+__global__ void __launch_bounds__(block_threads)
+    send_kernel(std::uint32_t* to, unsigned count, const __grid_constant__ parcel from) {
+  for (unsigned i = threadIdx.x; i < count; i += blockDim.x) to[i] = from.words[i];
+}
+
+template <class = void>
+__global__ void __launch_bounds__(block_threads)
+    units_kernel(const tensor* tensors, unsigned count, std::uint32_t* tensor_of_unit,
+                 std::uint64_t units) {
+  const std::uint64_t threads = std::uint64_t(gridDim.x) * blockDim.x;
+  for (std::uint64_t u = std::uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; u < units;
+       u += threads) {
+    unsigned low = 0, high = count;  // the last tensor that begins at u or before
+    while (high - low > 1) {
+      const unsigned middle = low + (high - low) / 2;
+      (tensors[middle].first_unit <= u ? low : high) = middle;
+    }
+    tensor_of_unit[u] = low;
+  }
+}
+
+template <class Rule, class T>
+__global__ void __launch_bounds__(block_threads)
+    prepare_kernel(const captured_group* groups,
+                   group_step<typename Rule::template coeffs<T>>* coeffs, std::uint32_t count,
+                   device_scalars scalars) {
+  if (is_called_off(scalars)) return;
+  for (std::uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+    const captured_group& g = groups[i];
+    adam_constants options = g.options;
+    if (g.lr) options.lr(*g.lr);
+    const std::int64_t step = ++*g.step;
+    coeffs[i] = {Rule::template prepare<T>(options, step),
+                 random_step_key(g.seed, std::uint64_t(step))};
+  }
+}
+
+}  // namespace leanopt::cuda
