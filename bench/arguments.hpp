@@ -39,7 +39,7 @@ class arguments {
         result.push_back(std::stoi(one, &read));
       } catch (const std::logic_error&) {
       }
-      if (read != one.size() || result.back() < 1)
+      if (one.empty() || read != one.size() || result.back() < 1)
         throw std::invalid_argument("--" + name + " takes counts of at least 1, separated by ,");
     }
     return result;

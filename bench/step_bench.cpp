@@ -207,9 +207,9 @@ class field {
 
 // ---- the program --------------------------------------------------------------------------------
 
-/// Measures a copy with each number of threads, and says which of the project's two sets of targets
-/// holds here: where a core gets little of the memory's bandwidth fewer bytes mean less time, where
-/// it gets more the arithmetic decides.
+/// Measures a copy with each number of threads, and says what limits a step here: where a core gets
+/// little of the memory's bandwidth, by experience at most 25 GB/s, fewer bytes mean less time;
+/// where it gets more the arithmetic decides.
 std::map<int, double> measure_copies(const std::vector<int>& threads) {
   constexpr double limit = 25e9;
   std::map<int, double> speeds;

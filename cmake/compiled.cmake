@@ -1,6 +1,6 @@
 # Provides the target leanopt::compiled, to be linked instead of leanopt::leanopt by programs of many
-# sources: a static library of the classes of leanopt.hpp, so that sources that use them compile as
-# fast as with LibTorch's. A program links one of the two, not both. It is built by the project that
+# sources: a static library of the classes of leanopt.hpp, so that sources that use them compile
+# little slower than with LibTorch's (run_compile_bench). A program links one of the two, not both. It is built by the project that
 # links it, with its compiler, LibTorch and flags, and not at all where none does; optimized in Debug
 # builds too. The build of leanopt and the installed package both use this file.
 function(leanopt_provide_compiled)

@@ -1,6 +1,6 @@
-// The one CUDA source of leanopt, compiled where a program links leanopt::cuda. The rules, formats
-// and types that it lists can step on CUDA devices; others need a line like these in a source of
-// the program's own.
+// The one CUDA source of leanopt, to be compiled by nvcc and linked into a program that uses
+// engine/cuda_api.hpp; no CMake target does so yet. The rules, formats and types that it lists can
+// step on CUDA devices; others need a line like these in a source of the program's own.
 #include <leanopt/engine/cuda.cuh>
 #include <leanopt/formats/bfloat16.hpp>
 #include <leanopt/formats/dynamic8.hpp>

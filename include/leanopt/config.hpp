@@ -20,7 +20,7 @@
 #define LEANOPT_LAMBDA __attribute__((always_inline))
 
 // Before a loop of a constant number of turns whose arrays shall be registers, and before one that
-// is rare and shall stay short.
+// is rare and shall stay short, which nvcc alone must be told.
 #if defined(__CUDACC__)
 #define LEANOPT_UNROLL _Pragma("unroll")
 #define LEANOPT_ROLL _Pragma("unroll 1")

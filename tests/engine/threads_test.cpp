@@ -109,9 +109,6 @@ TEST(Step, OfManySmallTensorsUsesAllThreads) {
   const with_threads guard(2);
   const std::vector<std::vector<std::int64_t>> shapes(100, {100, 100});
   EXPECT_EQ(threads_of_a_step<leanopt::rules::adamw>(shapes), 2u);
-  // Whoever is first takes the next tensor, so on a busy machine one thread may take them all.
-  const std::size_t adafactor = threads_of_a_step<leanopt::rules::adafactor>(shapes);
-  EXPECT_TRUE(adafactor == 1 || adafactor == 2) << adafactor;
 }
 
 TEST(Step, OfOneSmallTensorStaysOnTheCallersThread) {

@@ -205,6 +205,15 @@ TEST(gradient_release, is_refused_by_what_needs_all_gradients) {
   EXPECT_TRUE(torch::equal(w, torch::ones({2})));
 }
 
+TEST(gradient_release, refuses_scalars_that_one_parameter_would_use_up) {
+  const auto w = torch::ones({2}).requires_grad_(), v = torch::ones({2}).requires_grad_();
+  leanopt::AdamW optimizer({w, v}, 0.5);
+  const leanopt::gradient_release releasing(optimizer);
+  optimizer.set_step_scalars({torch::tensor(0.5f), {}, {}});
+  expect_words(message_of([&] { (w + v).sum().backward(); }), {"set_step_scalars"});
+  EXPECT_TRUE(torch::equal(w, torch::ones({2})) && torch::equal(v, torch::ones({2})));
+}
+
 TEST(gradient_release, refuses_gradients_and_hooks_that_are_there) {
   const auto w = torch::ones({2}).requires_grad_();
   torch::optim::SGD optimizer({w}, 0.5);

@@ -13,7 +13,7 @@ LEANOPT_HD constexpr std::size_t bytes_of(number n) {
   return n == number::float64 ? 8 : n == number::float32 ? 4 : 2;
 }
 
-/// The least number whose square as one of type Square is not finite.
+/// The power of two from which on squares as numbers of type Square are not finite.
 template <class Square, class T>
 LEANOPT_HD constexpr T infinite_square_from() {
   return sizeof(Square) == 8 ? T(0x1p512) : T(0x1p64f);

@@ -91,8 +91,8 @@ auto launch(level l, const A&... args) {
 
 // ---- numbers of any type and layout, 256 at a time ----------------------------------------------
 
-constexpr std::size_t stage =
-    256;  ///< values that pass through L1 together; a multiple of every block
+/// Values that pass through L1 together; a multiple of every block.
+constexpr std::size_t stage = 256;
 
 namespace detail {
 
@@ -140,13 +140,13 @@ struct narrow {
     using L = lane_traits<V>;
     constexpr std::size_t together = L::count * L::group;
     const std::size_t full = n / together * together;
-    several<V>(from, to, rest, 0, full, word, first);
-    several<scalar<float>>(from, to, rest, full, n, word, first);
+    convert<V>(from, to, rest, 0, full, word, first);
+    convert<scalar<float>>(from, to, rest, full, n, word, first);
   }
 
  private:
   template <class V>
-  LEANOPT_INLINE static void several(const float* from, std::uint16_t* to,
+  LEANOPT_INLINE static void convert(const float* from, std::uint16_t* to,
                                      [[maybe_unused]] residual* rest, std::size_t begin,
                                      std::size_t end, std::uint32_t word, std::uint32_t first) {
     using L = lane_traits<V>;
@@ -943,8 +943,8 @@ class matrix_passes {
  public:
   using reductions = typename Rule::template reductions<T>;
 
-  /// @cost of scratch: two numbers per row and column, partial column sums where a matrix has more
-  /// than 64 rows, and two doubles per 4096 elements.
+  /// @cost of scratch: one number per row and per column, partial column sums where a matrix has
+  /// more than 64 rows, and two doubles per 4096 elements.
   static std::size_t scratch_bytes(const matrix_step& t) { return scratch_bytes(t, !t.variance); }
   static std::size_t scratch_bytes(const matrix_step& t, bool factored) {
     std::size_t bytes = 2 * sizeof(double) * units_of(t.elements);

@@ -26,8 +26,8 @@ int launch(void (*kernel)(Parameter...), std::uint64_t blocks, std::size_t share
   return cudaLaunchKernelEx(&config, kernel, Parameter(arguments)...);
 }
 
-/// Blocks for work that as many as there are of: enough to fill the device, whatever a processor
-/// holds.
+/// How many blocks to launch for `work` of them: at most eight per multiprocessor. @return a
+/// cudaError_t.
 inline int blocks_for(std::uint64_t work, std::uint64_t* blocks) {
   int device = 0, processors = 0;
   int error = cudaGetDevice(&device);

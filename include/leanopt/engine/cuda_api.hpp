@@ -353,7 +353,7 @@ struct matrix {
     return variance ? 0 : is_tall() ? batch : (batch + 7) / 8;
   }
 
-  // Scratch: two sums in double per unit; two numbers per row and column; a sum per 64 rows of a
+  // Scratch: two sums in double per unit; a number per row and per column; a sum per 64 rows of a
   // column and per 256 columns of a row.
   template <class T>
   std::size_t scratch_bytes() const {

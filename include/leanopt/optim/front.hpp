@@ -53,7 +53,7 @@ struct storage {
   nonfinite bad_gradients = nonfinite::propagate;
 };
 
-class front : public Optimizer, public uses_step_scalars {
+class front : public Optimizer, public training_hooks {
  public:
   /// One step of every parameter that has a gradient. All parameters, gradients, options and states
   /// are checked before the first changes. @throws for sparse gradients. For parameters without
@@ -126,6 +126,9 @@ class front : public Optimizer, public uses_step_scalars {
                   "leanopt: set_step_scalars: ", name, " is ", t->toString(), " of shape ",
                   t->sizes(), "; it must be a floating-point tensor of one element");
     scalars_ = std::move(s);
+  }
+  bool has_step_scalars() const override {
+    return scalars_.inv_scale.defined() || scalars_.found_inf.defined() || scalars_.clip.defined();
   }
 
   /// How many elements nonfinite::skip_element, and steps nonfinite::skip_step, left out since the
@@ -400,7 +403,8 @@ class front : public Optimizer, public uses_step_scalars {
     for (std::size_t i = 0; i < param_groups_.size(); ++i)
       for (std::size_t j = 0; j < param_groups_[i].params().size(); ++j)
         if (param_groups_[i].params()[j].is_same(p)) return {i, j};
-    TORCH_CHECK(false, "leanopt: this tensor is no parameter of the optimizer");
+    TORCH_CHECK(false, "leanopt: a tensor of sizes ", p.sizes(),
+                " is no parameter of the optimizer; pass the tensor that is in param_groups()");
   }
   const OptimizerParamState* state_for(const Tensor& p) const {
     const auto it = state_.find(p.unsafeGetTensorImpl());

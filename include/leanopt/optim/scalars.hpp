@@ -15,13 +15,15 @@ struct step_scalars {
 };
 
 /// What leanopt/train asks of an optimizer, and every optimizer of ours does.
-class uses_step_scalars {
+class training_hooks {
  public:
-  virtual ~uses_step_scalars() = default;
-  /// For the next step() alone; replaces what an earlier call set. Gradients stay as they are: the
-  /// step multiplies by the product of both factors, rounded once. @throws when one is no
+  virtual ~training_hooks() = default;
+  /// For the next step() that returns; one that throws leaves them set. Replaces what an earlier
+  /// call set, so that {} drops it. Gradients stay as they are: the step multiplies by the product
+  /// of both factors, rounded once. @throws when one is no
   /// floating-point tensor of one element.
   virtual void set_step_scalars(step_scalars s) = 0;
+  virtual bool has_step_scalars() const = 0;
   /// Before steps of one parameter at a time: makes states with random bits that parameters lack,
   /// in the order of the lists, as a first step of all would, so that the bits do not depend on the
   /// order of the steps. @throws where a step looks at all gradients (nonfinite::skip_step).
@@ -31,7 +33,7 @@ class uses_step_scalars {
 /// Sets the scalars of the optimizer's next step. Returns whether it will use them: LibTorch's own
 /// optimizers do not, their gradients must be rewritten and their step left out by the caller.
 inline bool set_step_scalars(torch::optim::Optimizer& optimizer, step_scalars s) {
-  auto* ours = dynamic_cast<uses_step_scalars*>(&optimizer);
+  auto* ours = dynamic_cast<training_hooks*>(&optimizer);
   if (ours) ours->set_step_scalars(std::move(s));
   return ours != nullptr;
 }

@@ -134,7 +134,7 @@ class accumulator {
                 " micro-batches is complete; call step() and zero_grad() of the accumulator");
     check_whole();
     TORCH_CHECK(weighting_ == weighting::none || weighting_ == w,
-                "leanopt: accumulator: backward() and backward_items() in one window");
+                "leanopt: accumulator: one window takes backward() or backward_items(), not both");
     weighting_ = w;
     if (scaler_ && count_ == 0) generation_ = scaler_->generation();
     broken_ = true;  // unless add() returns
@@ -158,7 +158,7 @@ class accumulator {
     return count_ ? double(options_.micro_batches()) / double(count_) : 1;
   }
   void step_with_window() {
-    const bool rewrites = !dynamic_cast<uses_step_scalars*>(&optimizer_);
+    const bool rewrites = !dynamic_cast<training_hooks*>(&optimizer_);
     sums_.give(optimizer_, rewrites);  // ours read float32 gradients of any parameter
     const auto gradients = detail::gradients_of(optimizer_, "gradient accumulation");
     step_scalars s;

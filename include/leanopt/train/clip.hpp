@@ -6,6 +6,7 @@
 #include <leanopt/train/release.hpp>
 
 #include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
@@ -59,7 +60,8 @@ inline at::ScalarType scalar_type(const std::vector<torch::Tensor>& gradients) {
 
 /// The Euclidean norm of all elements of all tensors, a float64 scalar on the first one's device.
 /// In double precision, so that no square overflows or vanishes (|x| from 1e-154 to 1e154) and long
-/// sums stay exact; not finite where an element is not. @cost one pass; a copy of at most 8 MiB.
+/// sums stay exact; not finite where an element is not. @cost one pass; a copy of at most 8 MiB,
+/// or of a tensor that has gaps.
 inline torch::Tensor global_norm(const std::vector<torch::Tensor>& tensors) {
   const at::NoGradGuard no_grad;
   std::vector<torch::Tensor> norms;
@@ -91,12 +93,13 @@ inline torch::Tensor has_nonfinite(const std::vector<torch::Tensor>& tensors) {
 /// positive.
 inline torch::Tensor clip_coefficient(const torch::Tensor& norm, double max_norm) {
   TORCH_CHECK(max_norm > 0, "leanopt: clip: max_norm is ", max_norm, "; it must be positive");
-  return norm.reciprocal().mul(max_norm).clamp_max(1.0);
+  return at::full_like(norm, max_norm).div(norm).clamp_max(1.0);
 }
 
-/// As torch::nn::utils::clip_grad_norm_, for parameters of any type and gradients of any size, and
-/// without waiting: rewrites their gradients so that the global norm is at most `max_norm`, and
-/// returns the norm before. Where that is not finite, the gradients stay as they are.
+/// As torch::nn::utils::clip_grad_norm_, but without its 1e-6 in the denominator, for parameters of
+/// any type and gradients of any size, and without waiting: rewrites their gradients so that the
+/// global norm is at most `max_norm`, and returns the norm before. Where that is not finite, the
+/// gradients stay as they are.
 inline torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters,
                                      double max_norm) {
   std::vector<torch::Tensor> gradients;

@@ -40,6 +40,10 @@ struct releasing {
     TORCH_CHECK(listed, "leanopt: gradient_release: a parameter of shape ", p.sizes(),
                 " left the optimizer's groups, or the optimizer was moved; destroy the "
                 "gradient_release before that");
+    const auto* ours = dynamic_cast<training_hooks*>(&optimizer);
+    TORCH_CHECK(!ours || !ours->has_step_scalars(),
+                "leanopt: gradient_release: set_step_scalars() is for one step of all parameters; "
+                "set_step_scalars({}) drops them");
     optimizer.step();
     // LibTorch's own write where autograd does not see it: a graph that still needs the weight of
     // before, as uses of p.detach() do, must fail.
@@ -98,7 +102,7 @@ class gradient_release {
                   "; use one optimizer per device");
       parameters.push_back(p);
     });
-    if (auto* ours = dynamic_cast<uses_step_scalars*>(&optimizer)) ours->prepare_single_steps();
+    if (auto* ours = dynamic_cast<training_hooks*>(&optimizer)) ours->prepare_single_steps();
     shared_.reset(new detail::releasing{optimizer, {}});
     parameters_ = std::move(parameters);
     for (const auto& p : parameters_)

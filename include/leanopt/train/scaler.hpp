@@ -89,7 +89,9 @@ class GradScaler {
   }
   /// Adapts the scale, once after the steps of all optimizers. @throws when none was checked.
   void update() {
-    TORCH_CHECK(!optimizers_.empty(), "leanopt: GradScaler: update() without a step");
+    TORCH_CHECK(
+        !optimizers_.empty(),
+        "leanopt: GradScaler: update() without a step; call step() of each optimizer first");
     torch::Tensor found = at::zeros_like(scale_);
     for (const auto& [optimizer, k] : optimizers_) found = found.maximum(k.found_inf);
     at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor(),

@@ -125,7 +125,8 @@ class LambdaLR : public torch::optim::LRScheduler {
     TORCH_CHECK(rates_at_start.size() == groups, "leanopt: LambdaLR: the archive is of ",
                 rates_at_start.size(), " groups, the optimizer has ", groups);
     TORCH_CHECK(step.toInt() >= 0 && step.toInt() <= std::numeric_limits<unsigned>::max(),
-                "leanopt: LambdaLR: the archive has step ", step.toInt());
+                "leanopt: LambdaLR: the archive has step ", step.toInt(),
+                "; it must be from 0 to 2^32 - 1");
     apply(rates(rates_at_start, step.toInt()));
     base_ = std::move(rates_at_start);
     step_count_ = static_cast<unsigned>(step.toInt());

@@ -1,9 +1,10 @@
-// Square roots and quotients of several numbers at a time, rounded correctly. The steps are those
-// to which ptxas turns sqrt.rn and div.rn: they refine a seed of the device (Markstein 1990). Here
-// one test tells for all numbers whether the steps are right, instead of one each, and where they
-// are not it is sqrt.rn and div.rn one by one. The tests prove the steps for all mantissas and the
-// nearest seed; with seeds one unit further they list the few mantissas that would go wrong, as
-// they would in sqrt.rn and div.rn, for which the device's seeds are made.
+// Square roots and quotients of several numbers at a time, rounded correctly where the device's
+// seeds are as good as sqrt.rn and div.rn need them. The steps are those to which ptxas turns
+// these: they refine a seed of the device (Markstein 1990). Here one test tells for all numbers
+// whether the steps are right, instead of one each, and where they are not it is sqrt.rn and div.rn
+// one by one. The tests prove the steps for all mantissas and the nearest seed; with seeds one unit
+// further they list the few mantissas that would go wrong. What seeds a device has, only a device
+// can show.
 #pragma once
 
 #include <leanopt/core/lane.hpp>
