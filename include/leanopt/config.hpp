@@ -13,7 +13,15 @@
 #define LEANOPT_HD [[gnu::always_inline]] inline
 #endif
 
-// The same for the host alone.
+// The same without the inlining: for arithmetic that is called from where the consumer's flags
+// hold.
+#if defined(__CUDACC__)
+#define LEANOPT_HD_CALL __host__ __device__
+#else
+#define LEANOPT_HD_CALL
+#endif
+
+// The same as LEANOPT_HD for the host alone.
 #define LEANOPT_INLINE [[gnu::always_inline]] inline
 
 // The same for a lambda, after its parameters: there [[gnu::always_inline]] would mean the type.

@@ -135,7 +135,7 @@ LEANOPT_HD std::uint32_t reduce_min(std::uint32_t a) { return a; }
 
 /// x^n by squaring, n >= 0, rounded from twice the precision: within an ulp of the true power, and
 /// the same bits with every libm, which std::pow does not promise, and on every device.
-LEANOPT_HD double power(double x, std::int64_t n) {
+LEANOPT_HD_CALL inline double power(double x, std::int64_t n) {
   using number = scalar<double>;
   struct sum {
     number high, low;

@@ -514,8 +514,10 @@ struct blocks {
       Format::template fit<Formula>(found, now);
       each<S>([&](auto k) LEANOPT_LAMBDA {
         *headers[k] = Format::close(now[k]);
-        if constexpr (Format::raises && Formula::slots[k].range == values::non_negative)
-          if (__builtin_expect(Format::needs_raise(found[k], now[k]), 0)) raise(moments[k], now[k]);
+        if constexpr (Format::raises)
+          if constexpr (Formula::slots[k].range == values::non_negative)
+            if (__builtin_expect(Format::needs_raise(found[k], now[k]), 0))
+              raise(moments[k], now[k]);
       });
     }
     lattice<F> draw[S];

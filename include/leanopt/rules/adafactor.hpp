@@ -242,7 +242,7 @@ struct adafactor {
 
   /// The rate of a step before clipping, scaling by the parameter's RMS included.
   template <class Options>
-  LEANOPT_HD static double rate(const Options& o, std::int64_t step, double rms_of_parameter) {
+  LEANOPT_HD_CALL static double rate(const Options& o, std::int64_t step, double rms_of_parameter) {
     double rho = o.lr();
     const double root = 1 / std::sqrt(double(step));
     if (!o.is_hugging_face()) {
@@ -271,8 +271,8 @@ struct adafactor {
 
   /// The coefficients of the last pass.
   template <class T, class Options>
-  LEANOPT_HD static adafactor_coeffs<T> finish(const Options& o, double rate,
-                                               double rms_of_update) {
+  LEANOPT_HD_CALL static adafactor_coeffs<T> finish(const Options& o, double rate,
+                                                    double rms_of_update) {
     const double d = o.is_hugging_face() ? o.clip_threshold() : o.d();
     const double ratio = rms_of_update / d, clip = ratio < 1 ? 1 : ratio;  // NaN stays NaN
     const double shrinking = o.is_hugging_face() ? rate : o.lr();

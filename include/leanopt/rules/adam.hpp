@@ -90,7 +90,7 @@ struct adam_rule {
 
   /// Powers and products in double; `step` counts from 1.
   template <class T, class Options>
-  LEANOPT_HD static adam_coeffs<T> prepare(const Options& o, std::int64_t step) {
+  LEANOPT_HD_CALL static adam_coeffs<T> prepare(const Options& o, std::int64_t step) {
     const auto [beta1, beta2] = o.betas();
     const double correction1 = 1 - power(beta1, step), correction2 = 1 - power(beta2, step);
     return {T(o.maximize() ? -1 : 1),
