@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the README's figure, time and state of a step, from what step_bench measured:
+"""Draws a figure, time and state of a step, from what step_bench measured:
 
   build/bench/step_bench --seconds=30 --threads=1 --benchmark_filter='distilbert/.*/[^m]' \\
       --benchmark_out=speed.json
