@@ -67,8 +67,8 @@ MUTANTS = [
      "  __syncwarp();", ["engine/cuda/adafactor_test"]),
     ("engine/cuda/roots.cuh", "x > least_ ? x : least_",
      "x", ["engine/cuda/roots_test"]),
-    ("engine/cuda/list.cuh", "tensors[middle].first_unit <= u",
-     "tensors[middle].first_unit < u", ["engine/cuda/lists_test"]),
+    ("engine/cuda/list.cuh", "all[middle].*first <= u",
+     "all[middle].*first < u", ["engine/cuda/lists_test"]),
 ]
 
 

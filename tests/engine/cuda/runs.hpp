@@ -102,16 +102,14 @@ void adafactor_step(const plain_options::of<leanopt::rules::adafactor>& o, int s
   std::vector<const void*> gradients;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     tensor& x = *tensors[i];
+    const leanopt::cpu::matrix_step work = kernel_runs::work_of(x, 1);
     leanopt::cuda::matrix m;
-    m.batch = x.shape.batch;
-    m.rows = x.shape.rows;
-    m.columns = x.shape.columns;
-    if (x.shape.is_vector) {
-      m.variance = x.variance.data();
-    } else {
-      m.row = x.row.data();
-      m.column = x.column.data();
-    }
+    m.batch = work.batch;
+    m.rows = work.rows;
+    m.columns = work.columns;
+    m.row = work.row;
+    m.column = work.column;
+    m.variance = work.variance;
     m.group = 1;
     table.add(tensor_of(x, kinds[i], 0), m);
     gradients.push_back(x.g.data());

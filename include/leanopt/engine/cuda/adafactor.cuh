@@ -4,6 +4,7 @@
 // threads; these one after the other. No sum is atomic.
 #pragma once
 
+#include <leanopt/engine/cuda/list.cuh>
 #include <leanopt/engine/cuda/sums.cuh>
 #include <leanopt/rules/adafactor.hpp>
 
@@ -95,20 +96,6 @@ __device__ __forceinline__ double sum_of_unit(std::uint64_t begin, std::uint64_t
   return sum;
 }
 
-/// The matrix that the work unit u of a pass belongs to.
-__device__ __forceinline__ unsigned matrix_of(const matrix* all, unsigned count,
-                                              std::uint64_t matrix::*first, std::uint64_t u) {
-  unsigned low = 0, high = count;  // the last that begins at u or before
-  while (high - low > 1) {
-    const unsigned middle = low + (high - low) / 2;
-    if (all[middle].*first <= u)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
-}
-
 template <class T>
 __device__ __forceinline__ T mean(double sum, std::uint64_t n) {
   return T(sum / double(n));
@@ -178,7 +165,7 @@ __global__ void __launch_bounds__(block_threads, blocks_per_processor<T>)
       if (lane_of_thread() == 0) all.matrices[i].sums(0)[u] = sum;
     } else {
       const std::uint64_t tile = w - units;
-      const unsigned i = matrix_of(all.matrices, all.count, &matrix::first_tile, tile);
+      const unsigned i = owner_of(all.matrices, all.count, &matrix::first_tile, tile);
       const matrix& m = all.matrices[i];
       const gradients_of_tensor<T> g{all.list.tensors[i], all.list.gradients[i], factor};
       if (m.variance)
@@ -236,12 +223,12 @@ __global__ void __launch_bounds__(block_threads)
   if (is_called_off(scalars)) return;
   for (std::uint64_t w = blockIdx.x; w < all.column_blocks + all.row_blocks; w += gridDim.x) {
     if (w < all.column_blocks) {
-      const matrix& m = all.matrices[matrix_of(all.matrices, all.count, &matrix::first_columns, w)];
+      const matrix& m = all.matrices[owner_of(all.matrices, all.count, &matrix::first_columns, w)];
       finish_columns(m, all.groups[m.group].coeffs,
                      (w - m.first_columns) * block_threads + threadIdx.x);
     } else {
       const std::uint64_t u = w - all.column_blocks;
-      const matrix& m = all.matrices[matrix_of(all.matrices, all.count, &matrix::first_rows, u)];
+      const matrix& m = all.matrices[owner_of(all.matrices, all.count, &matrix::first_rows, u)];
       const bool by_block = m.is_tall();
       const std::uint64_t b = by_block
                                   ? u - m.first_rows

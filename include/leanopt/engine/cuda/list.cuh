@@ -6,6 +6,18 @@
 
 namespace leanopt::cuda {
 
+/// Which of the items, in the order of their first units, work unit u belongs to.
+template <class Item>
+__device__ __forceinline__ unsigned owner_of(const Item* all, unsigned count,
+                                             std::uint64_t Item::*first, std::uint64_t u) {
+  unsigned low = 0, high = count;  // the last that begins at u or before
+  while (high - low > 1) {
+    const unsigned middle = low + (high - low) / 2;
+    (all[middle].*first <= u ? low : high) = middle;
+  }
+  return low;
+}
+
 /// As much as a launch of any device can have as parameters, with a pointer and a size.
 struct parcel {
   static constexpr std::size_t most = 4064;
@@ -24,12 +36,7 @@ __global__ void __launch_bounds__(block_threads)
   const std::uint64_t threads = std::uint64_t(gridDim.x) * blockDim.x;
   for (std::uint64_t u = std::uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; u < units;
        u += threads) {
-    unsigned low = 0, high = count;  // the last tensor that begins at u or before
-    while (high - low > 1) {
-      const unsigned middle = low + (high - low) / 2;
-      (tensors[middle].first_unit <= u ? low : high) = middle;
-    }
-    tensor_of_unit[u] = low;
+    tensor_of_unit[u] = owner_of(tensors, count, &tensor::first_unit, u);
   }
 }
 
