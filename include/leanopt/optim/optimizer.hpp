@@ -3,6 +3,9 @@
 #pragma once
 
 #include <leanopt/engine/dispatch.hpp>
+#ifdef LEANOPT_WITH_CUDA
+#include <leanopt/engine/device_list.hpp>
+#endif
 #include <leanopt/optim/front.hpp>
 
 #include <memory>
@@ -15,7 +18,10 @@ namespace leanopt {
 /// Steps parameters in place by `Rule`, with state stored in `Format`.
 /// @cost per parameter: Format's bytes for each slot of the rule with a value per element; tensors
 /// with fewer elements than min_compressed_elements keep full precision. One optimizer belongs to
-/// one thread at a time; a step uses at::get_num_threads() threads.
+/// one thread at a time; a step uses at::get_num_threads() threads. Parameters may be on CUDA
+/// devices in a program that links leanopt::cuda: a step puts its work on the current stream of
+/// each and waits for none, but for the first, for nonfinite::skip_step and for scalars of a device
+/// that parameters on the CPU need.
 template <class Rule, class Format, class Weights = weights::plain>
 class optimizer : public detail::front {
   using Stock = typename stock<Rule>::options;
@@ -41,22 +47,22 @@ class optimizer : public detail::front {
 
   /// The rate of the next step of `parameter`, scaling by its root mean square included: what
   /// `get_lr()` of its group cannot tell. @throws where it is no parameter of this optimizer. @cost
-  /// one pass over the parameter, on the calling thread.
+  /// one pass over the parameter, on the calling thread; on a device, a wait and a copy.
   template <class R = Rule, class = std::enable_if_t<!R::elementwise>>
   double effective_lr(const Tensor& parameter) const {
     const std::size_t group = find(parameter).group;
     const auto o = options_in(group);
-    const auto* s = state_for(parameter);
+    const std::int64_t done = steps_of(parameter);
     double rms = 0;
-    if (parameter.numel())
-      engine::with_arithmetic(parameter.scalar_type(), [&](auto zero) {
+    if (const Tensor p = parameter.detach().cpu(); p.numel())
+      engine::with_arithmetic(p.scalar_type(), [&](auto zero) {
         engine::operands shapes;
-        std::vector<double> sums(cpu::units_of(parameter.numel()));
-        rms = cpu::root_mean_square<decltype(zero), Weights>(
-            engine::level_from_environment(), shapes.in_logical_order(parameter), parameter.numel(),
-            sums.data(), engine::unit_loop{});
+        std::vector<double> sums(cpu::units_of(p.numel()));
+        rms = cpu::root_mean_square<decltype(zero), Weights>(engine::level_from_environment(),
+                                                             shapes.in_logical_order(p), p.numel(),
+                                                             sums.data(), engine::unit_loop{});
       });
-    return Rule::rate(static_cast<const Options&>(*o), (s ? steps(*s) : 0) + 1, rms);
+    return Rule::rate(static_cast<const Options&>(*o), done + 1, rms);
   }
 
  protected:
@@ -121,7 +127,7 @@ class optimizer : public detail::front {
     }
     return name;
   }
-  std::int64_t scratch_bytes() const override {
+  std::int64_t host_scratch_bytes() const override {
     std::int64_t bytes = 0;
     for (const auto& of_thread : scratch_)
       bytes += std::int64_t(of_thread.capacity() * sizeof(double));
@@ -176,14 +182,13 @@ class optimizer : public detail::front {
     auto moments = what_.slots;
     moments.resize(o.amsgrad() ? 3 : 2);
     cpu::tensor_step& t = x.job.work;
-    const auto type = x.p->scalar_type();
     if (x.p->is_complex()) t.elements *= 2;
     if (recode(x, moments)) {
       point_to_codes(x, moments, t);
       t.p = x.shapes.in_logical_order(*x.p);
       t.g = x.shapes.in_logical_order(*x.g);
       t.p.residual = point_to_residual(x, get(*x.state, moments[0].name));
-      x.function = engine::elementwise_function<Rule, Format, Weights>(type, 2);
+      set_kernel<Format>(x, 2);
       return;
     }
     for (std::size_t k = 0; k < moments.size(); ++k)  // all in the order of the first
@@ -192,8 +197,29 @@ class optimizer : public detail::front {
     t.p = x.shapes.in_order_of(order, *x.p);
     t.g = x.shapes.in_order_of(order, *x.g);
     t.p.residual = point_to_residual(x, order);
-    x.function =
-        engine::elementwise_function<Rule, formats::full, Weights>(type, int(moments.size()));
+    set_kernel<formats::full>(x, int(moments.size()));
+  }
+  /// The compiled step of a format for the first `slots` slots of the rule's formula.
+  template <class Stored>
+  static void set_kernel(detail::plan& x, int slots) {
+    const auto type = x.p->scalar_type();
+    if (x.p->is_cpu()) {
+      x.function = engine::elementwise_function<Rule, Stored, Weights>(type, slots);
+      return;
+    }
+#ifdef LEANOPT_WITH_CUDA
+    engine::with_arithmetic(type, [&](auto zero) {
+      using T = decltype(zero);
+      using all = typename Rule::template formula<true>;
+      if constexpr (!Stored::compressed)
+        if (slots == all::slot_count) {
+          x.on_device = engine::compiled_list<Rule, Options, all, Stored, Weights, T>::make;
+          return;
+        }
+      x.on_device = engine::compiled_list<Rule, Options, typename Rule::template formula<false>,
+                                          Stored, Weights, T>::make;
+    });
+#endif
   }
 
   void step_elements(const std::vector<detail::plan*>& plans) {
@@ -237,7 +263,7 @@ class optimizer : public detail::front {
     const Tensor& p = *x.p;
     const auto& [exp_avg, row, column, variance] = Rule::moments;
     if (Rule::keeps_rms(o)) s.counter_bytes(8);
-    if (p.numel() == 0) return;
+    if (p.numel() == 0) return set_passes<formats::full>(x);
     engine::tensor_job& job = x.job;
     cpu::matrix_step& t = job.work;
     if (p.dim() > 1) {
@@ -261,10 +287,28 @@ class optimizer : public detail::front {
     t.g = x.shapes.in_logical_order(*x.g);
     if (has_residuals())  // in logical order, whatever the parameter's strides
       t.p.residual = point_to_residual(x, at::empty(p.sizes(), p.options().device(at::kMeta)));
+    job.epsilon = engine::epsilon_of(p.scalar_type());
     if (codes)
-      engine::set_function<Rule, Format, Weights, Options>(job, p.scalar_type());
+      set_passes<Format>(x);
     else
-      engine::set_function<Rule, formats::full, Weights, Options>(job, p.scalar_type());
+      set_passes<formats::full>(x);
+  }
+  /// The compiled passes of a format.
+  template <class Stored>
+  static void set_passes(detail::plan& x) {
+    const auto type = x.p->scalar_type();
+    if (x.p->is_cpu()) return engine::set_function<Rule, Stored, Weights, Options>(x.job, type);
+#ifdef LEANOPT_WITH_CUDA
+    engine::with_arithmetic(type, [&](auto zero) {
+      using T = decltype(zero);
+      x.on_device =
+          x.job.first_moment
+              ? engine::compiled_list<Rule, Options, typename Rule::template formula<true>, Stored,
+                                      Weights, T>::make
+              : engine::compiled_list<Rule, Options, typename Rule::template formula<false>,
+                                      formats::full, Weights, T>::make;
+    });
+#endif
   }
 
   void step_tensors(const std::vector<detail::plan*>& plans) {

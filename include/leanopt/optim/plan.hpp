@@ -3,6 +3,7 @@
 // each step compares what a plan was made of with what is there.
 #pragma once
 
+#include <leanopt/engine/device.hpp>
 #include <leanopt/engine/dispatch.hpp>
 #include <leanopt/optim/state.hpp>
 
@@ -133,13 +134,16 @@ struct plan {
   // What a step needs.
   engine::tensor_job job;
   engine::operands shapes;  ///< own what the operands of the job point to
-  engine::elementwise_work::function function = nullptr;
+  engine::elementwise_work::function function = nullptr;  ///< on the CPU
+  engine::device_work::maker on_device = nullptr;         ///< of the kernel's list
   std::uint64_t seed = 0;
   bool skips_elements = false;  ///< whose gradient is not finite
+  std::uint64_t made = 0;       ///< which plan it is, of all that were ever made
 
   // Of the step that runs.
   const torch::Tensor *p = nullptr, *g = nullptr;
-  std::size_t coeffs = 0;  ///< an index
+  std::size_t coeffs = 0, group = 0;  ///< indices
+  const engine::device_work* work = nullptr;
 
   /// Brings what the next step looks at into the cache.
   void prefetch() const {

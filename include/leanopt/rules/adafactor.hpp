@@ -220,7 +220,8 @@ struct adafactor {
   static reductions<T> prepare(const Options& o, std::int64_t step, double epsilon) {
     const double decay = o.is_hugging_face() ? o.decay_rate() : o.beta2_decay();
     const T weight = T(std::pow(double(step), decay));
-    const double eps1 = std::get<0>(o.eps()).value_or(o.is_hugging_face() ? 1e-30 : epsilon);
+    [[maybe_unused]] const auto [given, eps2] = o.eps();
+    const double eps1 = given.value_or(o.is_hugging_face() ? 1e-30 : epsilon);
     const T largest = std::numeric_limits<T>::max();
     if (o.is_hugging_face()) return {weight, T(eps1), T(0), largest};
     return {weight, T(0), T(eps1), eps1 > 0 && 1 / eps1 < largest ? T(1 / eps1) : largest};
