@@ -1,6 +1,6 @@
-// The one CUDA source of leanopt, to be compiled by nvcc and linked into a program that uses
-// engine/cuda_api.hpp; no CMake target does so yet. The rules, formats and types that it lists can
-// step on CUDA devices; others need a line like these in a source of the program's own.
+// The one CUDA source of leanopt, which nvcc compiles for the library leanopt::cuda. The rules,
+// formats and types that it lists can step on CUDA devices; others need a line like these in a
+// source of the program's own.
 #include <leanopt/engine/cuda.cuh>
 #include <leanopt/formats/bfloat16.hpp>
 #include <leanopt/formats/dynamic8.hpp>
@@ -10,6 +10,13 @@
 #include <leanopt/rules/adam.hpp>
 
 namespace leanopt::cuda {
+
+// These are inline, so that a program's own source may include their header as well; this one keeps
+// them for callers that do not.
+[[gnu::used]] int send(void* to, const void* from, std::size_t bytes, stream s);
+[[gnu::used]] int set_units(const work_list& list, std::size_t tensors, stream s);
+[[gnu::used]] int global_norm(const work_list& list, double* sums, norm_result* result, double most,
+                              const device_scalars& scalars, stream s);
 
 #define LEANOPT_STEP(formula, format, T)                                                \
   template int step<formula, format, T>(const work_list&,                               \

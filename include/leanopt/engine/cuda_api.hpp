@@ -26,6 +26,8 @@ namespace leanopt::cuda {
 
 /// A stream of the CUDA runtime: its cudaStream_t.
 using stream = CUstream_st*;
+/// The stream on which LibTorch puts work of a device now. @pre there is such a device.
+stream current_stream(int device);
 
 // ---- tensors ------------------------------------------------------------------------------------
 
