@@ -2,6 +2,10 @@
 // how large their state is.
 #pragma once
 
+#if defined LEANOPT_COMPILED && defined LEANOPT_WITH_CUDA
+#error "leanopt::compiled steps on the CPU only: link leanopt::compiled or leanopt::cuda, not both"
+#endif
+
 #include <leanopt/config.hpp>
 #include <leanopt/engine/quantize.hpp>
 #include <leanopt/formats/bfloat16.hpp>
@@ -31,9 +35,6 @@ using basic_adafactor = optimizer<rules::adafactor, Format, Weights>;
 // Where the library leanopt::compiled is linked, constructors, destructors and step() of the
 // classes stand there, and with them all that they call: the sources of a program compile none of
 // it.
-#if defined LEANOPT_COMPILED && defined LEANOPT_WITH_CUDA
-#error "leanopt::compiled steps on the CPU only: link leanopt::cuda or leanopt::compiled, not both"
-#endif
 #ifdef LEANOPT_COMPILED
 #define LEANOPT_MEMBERS(Class)                                                           \
   explicit Class(const std::vector<OptimizerParamGroup>& groups, Options defaults = {}); \
