@@ -452,7 +452,7 @@ class front : public Optimizer, public training_hooks {
   }
   /// What only this step knows.
   void point_to_gradient(plan& x) {
-    x.job.work.g.data = x.g->data_ptr();
+    x.job.work.g.data = const_cast<void*>(address_of(*x.g));
     x.job.work.g.factor = factor_;
     x.job.work.skipped = x.skips_elements ? &skipped_elements_ : nullptr;  // ours may have moved
   }

@@ -223,18 +223,21 @@ class optimizer : public detail::front {
   }
 
   void step_elements(const std::vector<detail::plan*>& plans) {
-    // Coefficients are those of an options object and a step, which neighbours share.
-    const OptimizerOptions* last_options = nullptr;
-    std::int64_t last_step = 0;
+    // Coefficients are those of an options object, a step and a type, which neighbours share.
+    using key = std::tuple<const OptimizerOptions*, std::int64_t, bool>;
+    key last{};
     prepared_.clear();
     for (detail::plan* x : plans) {
       const std::int64_t step = steps(*x->state) + 1;
-      if (x->options != last_options || step != last_step) {
+      const bool is_double = x->job.work.p.type == number::float64;
+      if (const key mine{x->options, step, is_double}; mine != last) {
         const auto& o = static_cast<const Options&>(*x->options);
-        prepared_.push_back(
-            {Rule::template prepare<float>(o, step), Rule::template prepare<double>(o, step)});
-        last_options = x->options;
-        last_step = step;
+        auto& [single, twofold] = prepared_.emplace_back();
+        if (is_double)
+          twofold = Rule::template prepare<double>(o, step);
+        else
+          single = Rule::template prepare<float>(o, step);
+        last = mine;
       }
       x->coeffs = prepared_.size() - 1;
       point_to_gradient(*x);

@@ -24,8 +24,9 @@ struct place {
 /// Where the numbers of a tensor are; null where it has no memory of its own.
 inline const void* address_of(const torch::Tensor& t) {
   const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
-  if (!impl->has_storage()) return nullptr;
-  return static_cast<const char*>(impl->unsafe_storage().data()) +
+  const c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  if (!storage) return nullptr;
+  return static_cast<const char*>(storage->data()) +
          std::size_t(impl->storage_offset()) * impl->itemsize();
 }
 
@@ -57,12 +58,18 @@ class tensor_facts {
 
   /// The keys tell the layout, the device, and lazy conjugation and negation.
   bool are_of(const torch::Tensor& t) const {
-    return t.key_set() == keys_ && t.scalar_type() == type_ &&
-           t.sizes() == at::IntArrayRef(sizes_) && t.strides() == at::IntArrayRef(strides_);
+    return t.key_set() == keys_ && t.scalar_type() == type_ && are(sizes_, t.sizes()) &&
+           are(strides_, t.strides());
   }
 
  private:
   using numbers = c10::SmallVector<std::int64_t, 4>;
+  /// Of so few numbers a loop is faster than the call that == makes.
+  static bool are(const numbers& known, at::IntArrayRef now) {
+    bool same = known.size() == now.size();
+    for (std::size_t i = 0; same && i < now.size(); ++i) same = known[i] == now[i];
+    return same;
+  }
   c10::DispatchKeySet keys_;
   at::ScalarType type_ = at::ScalarType::Undefined;
   numbers sizes_, strides_;

@@ -92,7 +92,7 @@ struct adam_rule {
   template <class T, class Options>
   LEANOPT_HD_CALL static adam_coeffs<T> prepare(const Options& o, std::int64_t step) {
     const auto [beta1, beta2] = o.betas();
-    const double correction1 = 1 - power(beta1, step), correction2 = 1 - power(beta2, step);
+    const double correction1 = correction(beta1, step), correction2 = correction(beta2, step);
     return {T(o.maximize() ? -1 : 1),
             T(Decoupled ? 0 : o.weight_decay()),
             T(1 - beta1),
@@ -102,6 +102,12 @@ struct adam_rule {
             T(1 / std::sqrt(correction2)),
             T(o.eps()),
             T(Decoupled ? std::fma(-o.lr(), o.weight_decay(), 1.0) : 1)};
+  }
+
+ private:
+  /// 1 - beta^n: 1 where the power, at most e^(-(1 - beta) n), is less than half an ulp of that.
+  LEANOPT_HD_CALL static double correction(double beta, std::int64_t n) {
+    return (1 - beta) * double(n) > 42 ? 1.0 : 1 - power(beta, n);
   }
 };
 
