@@ -178,7 +178,7 @@ function(_leanopt_make_cuda_target version toolkit)
   else()
     set(architectures 80-real 90-real 100-real 120)
   endif()
-  set(options -O3 -std=c++17 -Xcompiler=-fPIC)
+  set(options -O3 -std=c++17 --threads=0 -Xcompiler=-fPIC)
   foreach(architecture IN LISTS architectures)
     if(architecture MATCHES "^([0-9]+[af]?)(-real|-virtual)?$")
       set(codes sm_${CMAKE_MATCH_1} compute_${CMAKE_MATCH_1})
@@ -205,8 +205,8 @@ function(_leanopt_make_cuda_target version toolkit)
   set(source ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/leanopt_cuda.cu)
   get_target_property(includes leanopt::leanopt INTERFACE_INCLUDE_DIRECTORIES)
   add_custom_command(OUTPUT ${object}
-    COMMAND ${LEANOPT_NVCC} ${options} "-I$<JOIN:$<FILTER:${includes},INCLUDE,.>,;-I>" -c ${source} -o ${object}
-            -MD -MF ${object}.d -MT ${object}
+    COMMAND ${LEANOPT_NVCC} ${options} "-I$<JOIN:$<FILTER:${includes},INCLUDE,.>,;-I>"
+            -c ${source} -o ${object} -MD -MF ${object}.d -MT ${object}
     DEPENDS ${source} DEPFILE ${object}.d COMMAND_EXPAND_LISTS VERBATIM
     COMMENT "Compiling leanopt's CUDA kernels")
   add_library(leanopt_cuda STATIC EXCLUDE_FROM_ALL
