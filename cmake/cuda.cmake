@@ -43,14 +43,19 @@ function(_leanopt_find_cuda reason version toolkit libraries)
                HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin
                DOC "nvcc, which compiles leanopt's kernels")
   mark_as_advanced(LEANOPT_NVCC)
-  if(NOT LEANOPT_NVCC)
-    set(${reason} "there is no nvcc. Install NVIDIA's CUDA toolkit, or set LEANOPT_NVCC to its nvcc."
-        PARENT_SCOPE)
+  # Only nvcc knows where its toolkit is: what is on PATH may be a script.
+  execute_process(COMMAND ${LEANOPT_NVCC} --version OUTPUT_VARIABLE version_line ERROR_QUIET)
+  execute_process(COMMAND ${LEANOPT_NVCC} --dryrun -x cu -c /dev/null
+                  OUTPUT_VARIABLE settings ERROR_VARIABLE settings)
+  if(NOT version_line MATCHES "release (([0-9]+)\\.[0-9]+)")
+    set(${reason} "there is no nvcc that runs (${LEANOPT_NVCC}). Install NVIDIA's CUDA toolkit, or set \
+LEANOPT_NVCC to its nvcc." PARENT_SCOPE)
     return()
   endif()
-  get_filename_component(folder ${LEANOPT_NVCC} REALPATH)
-  cmake_path(GET folder PARENT_PATH folder)
-  cmake_path(GET folder PARENT_PATH folder)
+  set(${version} ${CMAKE_MATCH_1} PARENT_SCOPE)
+  set(major ${CMAKE_MATCH_2})
+  string(REGEX MATCH "TOP=([^\n]+)" settings "${settings}")
+  get_filename_component(folder "${CMAKE_MATCH_1}" ABSOLUTE)
 
   get_target_property(dir leanopt::torch LEANOPT_TORCH_DIR)
   get_filename_component(home ${dir}/../../.. ABSOLUTE)
@@ -60,6 +65,12 @@ of a LibTorch that was built with CUDA." PARENT_SCOPE)
     return()
   endif()
   _leanopt_load(found missing ${home} ${folder})
+  if(found AND NOT found MATCHES "^[^;]*\\.so\\.${major}")
+    list(GET found 0 runtime)
+    set(${reason} "${LEANOPT_NVCC} and LibTorch's ${runtime} are of different CUDA versions. Set \
+LEANOPT_NVCC to an nvcc of LibTorch's." PARENT_SCOPE)
+    return()
+  endif()
   if(missing)
     _leanopt_fetched_home(fetched cache)
     if(NOT home STREQUAL ${fetched}/torch)
@@ -78,15 +89,6 @@ ${folder}. ${remedy}" PARENT_SCOPE)
     return()
   endif()
 
-  execute_process(COMMAND ${LEANOPT_NVCC} --version OUTPUT_VARIABLE output)
-  string(REGEX MATCH "release (([0-9]+)\\.[0-9]+)" output "${output}")
-  set(${version} ${CMAKE_MATCH_1} PARENT_SCOPE)
-  list(GET found 0 runtime)
-  if(NOT runtime MATCHES "\\.so\\.${CMAKE_MATCH_2}")
-    set(${reason} "${LEANOPT_NVCC} and LibTorch's ${runtime} are of different CUDA versions. Set \
-LEANOPT_NVCC to an nvcc of LibTorch's." PARENT_SCOPE)
-    return()
-  endif()
   set(${toolkit} ${folder} PARENT_SCOPE)
   set(${libraries} ${home}/lib/libtorch_cuda.so ${home}/lib/libc10_cuda.so ${found} PARENT_SCOPE)
 endfunction()
@@ -102,7 +104,7 @@ function(_leanopt_load found missing home toolkit)
     get_filename_component(libraries ${CMAKE_MATCH_1} ABSOLUTE)
   endif()
   if(lines MATCHES "=> not found")
-    _leanopt_ldd(lines ${home} "$ENV{LD_LIBRARY_PATH}:${toolkit}/lib64")
+    _leanopt_ldd(lines ${home} "$ENV{LD_LIBRARY_PATH}:${toolkit}/lib64:${toolkit}/lib")
     string(REGEX MATCHALL "=> /[^ ]+" resolved "${lines}")
     list(TRANSFORM resolved REPLACE "=> " "")
     foreach(library IN LISTS resolved)
@@ -178,7 +180,7 @@ function(_leanopt_make_cuda_target version toolkit)
   else()
     set(architectures 80-real 90-real 100-real 120)
   endif()
-  set(options -O3 -std=c++17 -Xcompiler=-fPIC)
+  set(options -O3 -std=c++17 --threads=0 -Xcompiler=-fPIC)
   foreach(architecture IN LISTS architectures)
     if(architecture MATCHES "^([0-9]+[af]?)(-real|-virtual)?$")
       set(codes sm_${CMAKE_MATCH_1} compute_${CMAKE_MATCH_1})
@@ -205,8 +207,8 @@ function(_leanopt_make_cuda_target version toolkit)
   set(source ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/leanopt_cuda.cu)
   get_target_property(includes leanopt::leanopt INTERFACE_INCLUDE_DIRECTORIES)
   add_custom_command(OUTPUT ${object}
-    COMMAND ${LEANOPT_NVCC} ${options} "-I$<JOIN:$<FILTER:${includes},INCLUDE,.>,;-I>" -c ${source} -o ${object}
-            -MD -MF ${object}.d -MT ${object}
+    COMMAND ${LEANOPT_NVCC} ${options} "-I$<JOIN:$<FILTER:${includes},INCLUDE,.>,;-I>"
+            -c ${source} -o ${object} -MD -MF ${object}.d -MT ${object}
     DEPENDS ${source} DEPFILE ${object}.d COMMAND_EXPAND_LISTS VERBATIM
     COMMENT "Compiling leanopt's CUDA kernels")
   add_library(leanopt_cuda STATIC EXCLUDE_FROM_ALL
