@@ -164,6 +164,16 @@ struct replaced_nan {
     return std::isnan(a) ? b : c;
   }
 };
+struct magnitude {
+  template <class V>
+  LEANOPT_HD static V run(const V& a, const V&, const V&) {
+    return abs(a);
+  }
+  template <class T>
+  static T plain(T a, T, T) {
+    return std::abs(a);
+  }
+};
 /// A product and a sum stay two operations, wherever the product stands.
 struct product_then_sum {
   template <class V>
@@ -243,6 +253,8 @@ TYPED_TEST(RealOperation, IsOneCorrectlyRoundedOperation) {
   check_real<float, TypeParam>();
   check_real<double, TypeParam>();
 }
+
+TEST(Lane, MagnitudesOfFloatsHaveNoSign) { check_real<float, magnitude>(); }
 
 // ---- integers -----------------------------------------------------------------------------------
 

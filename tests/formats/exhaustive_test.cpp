@@ -67,20 +67,22 @@ struct have_one_code {
     using leanopt::reduce_min;
     using V = leanopt::lanes<float, Width>;
     using I = leanopt::ints<V>;
+    using S = scalar<float>;
+    constexpr int shift = 8 * Format::code_byte;
     const auto s = scale;
     const I random_bits(random);
     I x = leanopt::lane_traits<V>::iota() + I(first), low(code), high(code);
     std::uint64_t left = std::uint64_t(last) - first + 1;
     for (; left >= Width; left -= Width) {
-      const I c = Format::template encode<Range, V>(s, V(leanopt::real(x)), random_bits);
+      const I c = Format::template encode<Range, V>(s, V(leanopt::real(x)), random_bits) >> shift;
       low = min(low, c);
       high = max(high, c);
       x = x + I(std::uint32_t(Width));
     }
     bool same = reduce_min(low) == code && reduce_max(high) == code;
     for (; left; --left) {
-      const scalar<float> one = leanopt::real(last - std::uint32_t(left - 1));
-      same &= Format::template encode<Range, scalar<float>>(s, one, random) == code;
+      const S one = leanopt::real(last - std::uint32_t(left - 1));
+      same &= Format::template encode<Range, S>(s, one, random) >> shift == code;
     }
     return same;
   }
@@ -125,7 +127,8 @@ template <class Format, values Range>
 std::vector<stretch> stretches(const typename Format::scale& s, std::uint32_t first,
                                std::uint32_t last, std::uint32_t random, work_list& work) {
   const auto code = [&](std::uint32_t x) {
-    return Format::template encode<Range, scalar<float>>(s, scalar<float>(real(x)), random);
+    return Format::template encode<Range, scalar<float>>(s, scalar<float>(real(x)), random) >>
+           8 * Format::code_byte;
   };
   std::vector<stretch> result;
   for (std::uint64_t x = first; x <= last;) {
@@ -195,12 +198,13 @@ TEST(ExhaustiveBfloat16, EveryFloatHasTheCodeOfTheDefinition) {
 
 // ---- dynamic8 -----------------------------------------------------------------------------------
 
-/// All floats of a block with this maximum, whose reciprocal is a normal number.
+/// All floats of a block with this maximum, whose reciprocal is a normal number, and these not
+/// below `smallest`.
 template <class Format, values Range>
-void check_dynamic8(float largest, work_list& work) {
+void check_dynamic8(float largest, float smallest, work_list& work) {
   constexpr bool is_signed = Range == values::any;
   const bitsandbytes::book& book = bitsandbytes::book_of(is_signed);
-  const auto s = format_runs::scale_of<Format, Range>({largest});
+  const auto s = format_runs::scale_of<Format, Range>({largest}, smallest);
   const auto expected = [&](std::uint32_t x) {
     const float scaled = real(x) * (1 / largest);
     const int code = is_signed ? bitsandbytes::step_code(book, scaled)
@@ -210,8 +214,10 @@ void check_dynamic8(float largest, work_list& work) {
   };
   for (const std::uint32_t sign_bit : {0u, sign}) {
     if (!is_signed && sign_bit) continue;
-    const auto all = stretches<Format, Range>(s, sign_bit, sign_bit | bits(largest), 0, work);
-    ASSERT_EQ(all.size(), is_signed ? 129u - (sign_bit ? 1 : 0) : 256u);
+    const auto all =
+        stretches<Format, Range>(s, sign_bit | bits(smallest), sign_bit | bits(largest), 0, work);
+    const std::size_t missing = smallest > 0 ? 1 : 0;  // the code of zero
+    ASSERT_EQ(all.size(), (is_signed ? 129u - (sign_bit ? 1 : 0) : 256u) - missing);
     for (std::size_t i = 0; i < all.size(); ++i) {
       ASSERT_EQ(all[i].code, expected(all[i].first)) << real(all[i].first);
       ASSERT_EQ(all[i].code, expected(all[i].last)) << real(all[i].last);
@@ -223,12 +229,13 @@ void check_dynamic8(float largest, work_list& work) {
 TEST(ExhaustiveDynamic8, EveryFloatHasTheCodeOfTheStepKernel) {
   LEANOPT_NEEDS_OPTIMIZATION();
   work_list work;
-  for (const float largest : {1.0f, 1.7e-5f}) {
-    check_dynamic8<dynamic8, values::any>(largest, work);
-    check_dynamic8<dynamic8, values::non_negative>(largest, work);
-    check_dynamic8<dynamic8_strict, values::any>(largest, work);
-    check_dynamic8<dynamic8_strict, values::non_negative>(largest, work);
-  }
+  for (const float largest : {1.0f, 1.7e-5f})
+    for (const float smallest : {0.0f, largest * 0x1.00001p-21f}) {  // both ways of encode()
+      check_dynamic8<dynamic8, values::any>(largest, smallest, work);
+      check_dynamic8<dynamic8, values::non_negative>(largest, smallest, work);
+      check_dynamic8<dynamic8_strict, values::any>(largest, smallest, work);
+      check_dynamic8<dynamic8_strict, values::non_negative>(largest, smallest, work);
+    }
   work.run();
 }
 

@@ -121,12 +121,13 @@ inline std::vector<float> part(const std::vector<float>& x, std::size_t first, s
 
 // ---- single codes -------------------------------------------------------------------------------
 
-/// How a block with these values is stored.
+/// How a block with these values and `smallest` is stored.
 template <class Format, values Range>
-typename Format::scale scale_of(const std::vector<float>& block) {
+typename Format::scale scale_of(const std::vector<float>& block, float smallest = 0) {
   typename Format::scale s[1];
   if constexpr (leanopt::cpu::detail::has_headers<Format>) {
     typename Format::template range<scalar<float>> found[1];
+    found[0].template add<Range>(scalar<float>(smallest));
     for (const float x : block) found[0].template add<Range>(scalar<float>(x));
     Format::template fit<exchange<Range>>(found, s);
   }
@@ -147,7 +148,8 @@ float decode(const typename Format::scale& s, std::uint32_t code) {
 template <class Format, values Range>
 std::uint32_t encode(const typename Format::scale& s, float x, std::uint32_t random) {
   if constexpr (Format::raises && Range == values::non_negative) x = Format::raise(x, s);
-  return Format::template encode<Range, scalar<float>>(s, scalar<float>(x), random);
+  return Format::template encode<Range, scalar<float>>(s, scalar<float>(x), random) >>
+         8 * Format::code_byte;
 }
 
 /// The nearest bfloat16 number to a finite one, of two the even.

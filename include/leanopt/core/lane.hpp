@@ -130,6 +130,7 @@ struct lanes<T, 1> {
 template <class T>
 using scalar = lanes<T, 1>;
 LEANOPT_HD std::uint32_t bits(const scalar<float>& x) { return bits(x.v); }
+LEANOPT_HD scalar<float> abs(const scalar<float>& x) { return __builtin_fabsf(x.v); }
 LEANOPT_HD std::uint32_t reduce_max(std::uint32_t a) { return a; }
 LEANOPT_HD std::uint32_t reduce_min(std::uint32_t a) { return a; }
 
@@ -160,6 +161,8 @@ struct scalar_traits {
   static constexpr int count = 1;
   static constexpr int group = 1;  ///< how many registers store_bytes() takes at a time
   LEANOPT_HD static ints iota() { return 0; }
+  /// Whether x is true for all that take the same branch.
+  LEANOPT_HD static bool everywhere(bool x) { return x; }
   template <class Memory>
   LEANOPT_HD static lanes<T, 1> load(const Memory* p) {
     return static_cast<T>(*p);
@@ -295,6 +298,10 @@ template <int N>
 LEANOPT_INLINE lanes<float, N> real(const lanes<std::uint32_t, N>& x) {
   return (typename lanes<float, N>::type)x.v;
 }
+template <int N>
+LEANOPT_INLINE lanes<float, N> abs(const lanes<float, N>& x) {
+  return real(bits(x) & lanes<std::uint32_t, N>(0x7fffffffu));
+}
 
 namespace detail {
 template <int H, int N, std::size_t... I>
@@ -425,6 +432,7 @@ struct lane_traits<lanes<float, N>> : detail::own_memory<float, N> {
     for (int i = 0; i < N; ++i) x.v[i] = i;
     return x;
   }
+  LEANOPT_INLINE static bool everywhere(bool x) { return x; }
 
   /// N bytes: std::uint8_t is extended with zeros, std::int8_t with its sign.
   template <class Byte>

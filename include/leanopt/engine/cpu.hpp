@@ -412,8 +412,10 @@ struct blocks {
       r[k] = {};
       for (int j = 0; j < B; ++j)
         if (!large[j]) r[k].template add<signs>(scalar<float>(moments[k][j]));
+      const scalar<float> instead = signs == values::any ? 0.0f : real(r[k].largest);
       for (int j = 0; j < B; ++j)
-        if (large[j]) moments[k][j] = signs == values::any ? 0.0f : real(r[k].largest);
+        if (large[j]) moments[k][j] = instead.v;
+      r[k].template add<signs>(instead);
     });
     for (int j = 0; p && j < B; ++j)
       if (large[j]) p[j] = std::numeric_limits<T>::quiet_NaN();
@@ -531,7 +533,8 @@ struct blocks {
 #pragma GCC unroll 4
         for (int i = 0; i < G; ++i) {
           x[i] = Format::template encode<Formula::slots[k].range, F>(
-              now[k], L::load(moments[k] + j + i * N), draw[k].next());
+                     now[k], L::load(moments[k] + j + i * N), draw[k].next()) >>
+                 8 * Format::code_byte;
           if constexpr (sizeof(stored) == 2) L::store_words(codes[k] + j + i * N, x[i]);
         }
         if constexpr (sizeof(stored) == 1) L::store_bytes(codes[k] + j, x);

@@ -36,6 +36,7 @@ struct bfloat16_values {
   LEANOPT_HD static V decode(const scale&, const ints<V>& code) {
     return bfloat16_bits::widen<V>(code);
   }
+  static constexpr int code_byte = 0;
   template <values Range, class V>
   LEANOPT_HD static ints<V> encode(const scale&, const V& x, const ints<V>& random_bits) {
     using I = ints<V>;

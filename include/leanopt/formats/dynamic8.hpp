@@ -20,14 +20,16 @@
 LEANOPT_EXACT_BEGIN
 namespace leanopt::formats {
 
-/// A code book, and the way from a number in [0, 1] to its code in one look: the threshold between
-/// two codes shares the upper 16 bits of a float with at most one other, so an entry per such upper
-/// half holds the code of its smallest number, and below it what the lower half must exceed for
-/// a carry into the next code.
+/// A code book, and the way from a number in [0, 1] to its code in one look: a threshold between
+/// two codes shares the upper 16 bits of a float with no other. So there is an entry per such upper
+/// half, and the upper half of its sum with a float is the code: the entry takes the float's upper
+/// half away, puts in the code of the smallest number with this half, and below it what lets the
+/// lower half carry into the next code from the threshold on.
 struct dynamic_book {
   static constexpr std::uint32_t first_key = 0x3380, last_key = 0x3f80;  // 2^-24 and 1
   std::uint32_t value[256];                                              ///< the bits of floats
   std::uint32_t search[last_key - first_key + 1];
+  static constexpr std::uint32_t small = 0x35000000;  ///< 2^-21, of the code above that of zero
 
   explicit dynamic_book(bool is_signed) {
     int at = is_signed ? 127 : 0;  // the code of zero; its negative mirror image is below
@@ -47,7 +49,7 @@ struct dynamic_book {
       while (code < 255 && threshold(int(code)) < low) ++code;
       const bool inside = code < 255 && threshold(int(code)) <= (low | 0xffff);
       const std::uint32_t rest = inside ? threshold(int(code)) & 0xffff : 0xffff;
-      search[key - first_key] = code << 16 | (0xffff - rest);
+      search[key - first_key] = (code << 16 | (0xffff - rest)) - low;
     }
   }
 
@@ -107,15 +109,13 @@ struct dynamic8_blocks {
   /// header a normal number.
   struct scale {
     float absmax, up, inverse;
+    float least;  ///< of the block's magnitudes times `inverse`, if up is 1; or 0, if not known
     const books* tables;
   };
   /// `tables` are the shared books, where the lanes can read them.
   LEANOPT_HD static scale open(header absmax, const books* tables) {
-    float up = absmax < 0x1p-100f ? 0x1p100f : 1;
-    if (!Strict && absmax > 0x1p100f) up = 0x1p-100f;
-    const scalar<float> inverse =
-        divide(scalar<float>(1), scalar<float>(absmax) * scalar<float>(up));
-    return {absmax, up, absmax == 0 ? 0 : inverse.v, tables};
+    const float up = up_of(absmax);
+    return {absmax, up, reciprocal(absmax, up), 0, tables};
   }
   LEANOPT_INLINE static scale open(header absmax) { return open(absmax, &books::shared()); }
   LEANOPT_HD static header close(const scale& s) { return s.absmax; }
@@ -126,33 +126,44 @@ struct dynamic8_blocks {
     return real(lane_traits<V>::look_up(book, code)) * V(s.absmax);
   }
 
-  /// The code of x. @pre |x| is at most the largest of the range that `fit` was given.
+  static constexpr int code_byte = 2;  ///< of what encode() gives; nothing stands above
+  /// The code of x. @pre |x| is in the range that `fit` was given.
   template <values Range, class V>
   LEANOPT_HD static ints<V> encode(const scale& s, const V& x, const ints<V>&) {
     using I = ints<V>;
     using book = dynamic_book;
-    constexpr std::uint32_t lowest = book::first_key << 16, highest = book::last_key << 16 | 0xffff;
-    const I magnitude = bits(x) & I(~sign), is_positive = min(magnitude, I(1u));
-    const I key = min(max(bits((x * V(s.up)) * V(s.inverse)) & I(~sign), I(lowest)), I(highest));
+    const V size = Range == values::any ? abs(x) : x;
+    I key;
+    if (lane_traits<V>::everywhere(s.least >= real(book::small))) {
+      key = bits(size * V(s.inverse));
+    } else {
+      // What may have the code of zero: zero, of what has a sign all that is not negative.
+      constexpr std::uint32_t last = Range == values::any ? sign : Strict ? ~0u : 0;
+      const I least = if_above(bits(x), I(last), I(book::small), I(book::first_key << 16));
+      key = max(bits((size * V(s.up)) * V(s.inverse)), least);
+    }
     const auto* search = s.tables->template of<Range>().search;
     const I entry = lane_traits<V>::look_up(search, (key >> 16) - I(book::first_key));
-    const I code = (entry + (key & I(0xffffu))) >> 16;
-    if constexpr (Range == values::non_negative) return Strict ? code : max(code, is_positive);
-    const I mirrored = I(254u) - min(max(code, I(127u) + is_positive), I(254u));
-    return if_above(bits(x), I(~sign), mirrored, code);
+    const I code = entry + key, last_negative((254u << 16) | 0xffff);
+    if constexpr (Range == values::non_negative) return code;
+    return if_above(bits(x), I(~sign), last_negative - min(code, last_negative), code);
   }
 
+  /// Bit patterns of the largest and of the smallest magnitude.
   template <class V>
   struct range {
-    ints<V> largest;
-    LEANOPT_HD range() : range(ints<V>(0u)) {}
-    LEANOPT_HD explicit range(const ints<V>& large) : largest(large) {}
+    ints<V> largest, smallest;
+    LEANOPT_HD range() : range(ints<V>(0u), ints<V>(~0u)) {}
+    LEANOPT_HD range(const ints<V>& large, const ints<V>& small)
+        : largest(large), smallest(small) {}
     template <values Range>
     LEANOPT_HD void add(const V& x) {
-      largest = max(largest, Range == values::any ? bits(x) & ints<V>(~sign) : bits(x));
+      const ints<V> size = Range == values::any ? bits(x) & ints<V>(~sign) : bits(x);
+      largest = max(largest, size);
+      smallest = min(smallest, size);
     }
     LEANOPT_HD range<scalar<float>> reduced() const {
-      return range<scalar<float>>(reduce_max(largest));
+      return {reduce_max(largest), reduce_min(smallest)};
     }
   };
   template <class Formula>
@@ -163,16 +174,31 @@ struct dynamic8_blocks {
   template <class Formula>
   LEANOPT_HD static void fit(const range<scalar<float>> (&r)[Formula::slot_count],
                              scale (&s)[Formula::slot_count], const books* tables) {
-    each<Formula::slot_count>([&](auto k) LEANOPT_LAMBDA {
-      float absmax = real(r[k].largest);
-      // The smallest code of a smaller header would be zero as a float.
-      if (!Strict && absmax > 0 && absmax < 0x1p-126f) absmax = 0x1p-126f;
-      s[k] = open(absmax, tables);
-    });
+    each<Formula::slot_count>([&](auto k) LEANOPT_LAMBDA { s[k] = fit_slot(r[k], tables); });
   }
 
  private:
   static constexpr std::uint32_t sign = 0x80000000u;
+
+  LEANOPT_HD static float up_of(float absmax) {
+    return absmax < 0x1p-100f ? 0x1p100f : !Strict && absmax > 0x1p100f ? 0x1p-100f : 1;
+  }
+  LEANOPT_HD static float reciprocal(float absmax, float up) {
+    using number = scalar<float>;
+    return absmax == 0 ? 0 : divide(number(1), number(absmax) * number(up)).v;
+  }
+  LEANOPT_HD static scale fit_slot(const range<scalar<float>>& r, const books* tables) {
+    float absmax = real(r.largest), up = 1, inverse, least = 0;
+    if (absmax >= 0x1p-100f && absmax <= 0x1p100f) {
+      inverse = divide(scalar<float>(1), scalar<float>(absmax)).v;
+      least = (scalar<float>(real(r.smallest)) * scalar<float>(inverse)).v;
+    } else {  // the smallest code of a smaller header would be zero as a float
+      if (!Strict && absmax > 0 && absmax < 0x1p-126f) absmax = 0x1p-126f;
+      up = up_of(absmax);
+      inverse = reciprocal(absmax, up);
+    }
+    return {absmax, up, inverse, least, tables};
+  }
 };
 using dynamic8 = dynamic8_blocks<256, false>;
 using dynamic8_strict = dynamic8_blocks<256, true>;

@@ -64,6 +64,7 @@ struct log8_blocks {
     }
   }
 
+  static constexpr int code_byte = 0;  ///< of what encode() gives; nothing stands above
   /// The code of x rounded with the bits of `random`. @pre |x| is in the range that `fit` was
   /// given.
   template <values Range, class V>
@@ -73,7 +74,7 @@ struct log8_blocks {
     if constexpr (Range == values::non_negative) {
       return (bits(x + real(base)) + dither - base) >> s.shift;
     } else {
-      const I magnitude = bits(V(real(bits(x) & I(~sign))) + real(base));
+      const I magnitude = bits(abs(x) + real(base));
       return ((magnitude + dither - base) >> s.shift) | ((bits(x) >> 24) & I(128u));
     }
   }

@@ -142,6 +142,13 @@ T __ldcg(const T* p) {
   return *p;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+/// Four of the eight bytes of x and y, x's first; a digit of `selector` names each.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned result = 0;
+  for (unsigned i = 0; i < 4; ++i) result |= (bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return result;
+}
 
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;

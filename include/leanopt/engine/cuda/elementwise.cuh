@@ -344,7 +344,7 @@ class coded_slots {
                              scale_[k][h], layout::part(m[k], h), draw));
       }
       raw<sizeof(stored)> x;
-      x.template set<stored>(codes);
+      x.template set<stored, Format::code_byte>(codes);
       cuda::store<sizeof(stored)>(at_.slots[k], {}, e_, straight_, x.w);
     });
     return large;

@@ -43,16 +43,20 @@ struct raw {
   LEANOPT_HD words<8> numbers() const {
     return words<8>::of([&](int i) LEANOPT_LAMBDA { return number<Number>(i); });
   }
-  /// The inverse, for numbers that fit.
-  template <class Number>
-  LEANOPT_HD void set(const words<8>& x) {
+  /// The inverse, for numbers of 2 bytes that fit, or of 1 that are byte `Byte` of x.
+  template <class Number, int Byte = 0>
+  __device__ __forceinline__ void set(const words<8>& x) {
     constexpr int per_word = 4 / sizeof(Number);
     LEANOPT_UNROLL
     for (int k = 0; k < 8 / per_word; ++k) {
-      w[k] = x.v[k * per_word];
-      LEANOPT_UNROLL
-      for (int j = 1; j < per_word; ++j)
-        w[k] += x.v[k * per_word + j] << (j * 8 * int(sizeof(Number)));
+      const std::uint32_t* from = x.v + k * per_word;
+      if constexpr (per_word == 4) {
+        constexpr unsigned selector = (Byte + 4) << 4 | Byte;
+        w[k] = __byte_perm(__byte_perm(from[0], from[1], selector),
+                           __byte_perm(from[2], from[3], selector), 0x5410);
+      } else {
+        w[k] = from[0] + (from[1] << 16);
+      }
     }
   }
 };

@@ -173,6 +173,11 @@ template <int N, int Threads>
 LEANOPT_HD pack<float, N, Threads> real(const words<N, Threads>& x) {
   return pack<float, N, Threads>::of([&](int i) LEANOPT_LAMBDA { return leanopt::real(x.v[i]); });
 }
+/// An operand's modifier on the device, not an operation.
+template <int N, int Threads>
+LEANOPT_HD pack<float, N, Threads> abs(const pack<float, N, Threads>& x) {
+  return pack<float, N, Threads>::of([&](int i) LEANOPT_LAMBDA { return __builtin_fabsf(x.v[i]); });
+}
 template <class To, class From, int N, int Threads>
 LEANOPT_HD pack<To, N, Threads> convert(const pack<From, N, Threads>& x) {
   return pack<To, N, Threads>::of([&](int i) LEANOPT_LAMBDA { return To(x.v[i]); });
@@ -218,6 +223,10 @@ struct lane_traits<cuda::pack<T, N, Threads>> {
   __device__ __forceinline__ static ints iota() {
     const std::uint32_t first = cuda::lane_of_thread() % Threads * cuda::quad;
     return ints::of([&](int i) LEANOPT_LAMBDA { return first + std::uint32_t(cuda::place(i)); });
+  }
+  /// The compiler learns that no threads of the warp part there. All of them call it.
+  __device__ __forceinline__ static bool everywhere(bool x) {
+    return __all_sync(cuda::all_lanes, x);
   }
   /// table[index], one by one.
   LEANOPT_HD static ints look_up(const std::uint32_t* table, const ints& index) {
