@@ -626,6 +626,10 @@ struct decode_kernel {
 
 template <class Formula, class Format, class T>
 struct step_kernel {
+  /// Full precision waits for the divider and for memory, whatever the width; 512 bits are up to
+  /// half as slow again where arrays begin at like offsets of their pages, as large ones do.
+  static constexpr level most = Format::block == 0 ? level::avx2 : widest<T>;
+
   template <int Width, class Piece, class Inputs>
   LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& c, const Piece& t,
                                  const Inputs& in) {
@@ -734,7 +738,7 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
     }
     return x;
   };
-  const auto run = [&](const part_t& x) { detail::launch<kernel, detail::widest<T>>(l, c, x, in); };
+  const auto run = [&](const part_t& x) { detail::launch<kernel, kernel::most>(l, c, x, in); };
   T* const own_p = static_cast<T*>(t.p.data);
   const T* const own_g = static_cast<const T*>(t.g.data);
   if (p_in_place && g_in_place && !t.skipped)
