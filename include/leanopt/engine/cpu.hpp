@@ -91,8 +91,8 @@ auto launch(level l, const A&... args) {
 
 // ---- numbers of any type and layout, 256 at a time ----------------------------------------------
 
-/// Values that pass through L1 together; a multiple of every block.
-constexpr std::size_t stage = 256;
+/// Values that pass through L1 together.
+constexpr std::size_t stage = cut::stage;
 
 namespace detail {
 
@@ -884,9 +884,8 @@ void each_stage(level l, const operand& x, std::size_t first, std::size_t last, 
 
 }  // namespace detail
 
-/// Elements of a work unit: long enough to hide the cost of handing it out.
-constexpr std::size_t unit = 4096;
-constexpr std::size_t units_of(std::size_t elements) { return (elements + unit - 1) / unit; }
+constexpr std::size_t unit = cut::unit;
+using leanopt::units_of;
 
 /// The sum over unit u of what `sum_of(values, first, n)` gives for at most 256 elements at a time.
 template <class T, class Weights, class F>
@@ -1042,7 +1041,7 @@ class matrix_passes {
  private:
   using inputs = typename Rule::template formula<true>::template inputs<T>;
   using number = scalar<T>;
-  static constexpr std::size_t chunk_rows = 64, tile = 2048;
+  static constexpr std::size_t chunk_rows = cut::rows, tile = 2048;
 
   static std::size_t chunks(const matrix_step& t) { return (t.rows + chunk_rows - 1) / chunk_rows; }
   static std::size_t partials(const matrix_step& t) {

@@ -55,11 +55,7 @@ struct tensor {
   weights_kind weights = weights_kind::plain;
 };
 
-/// Elements of a work unit.
-constexpr std::uint64_t unit = 4096;
-LEANOPT_HD constexpr std::uint64_t units_of(std::uint64_t elements) {
-  return (elements + unit - 1) / unit;
-}
+constexpr std::uint64_t unit = cut::unit;
 
 /// What the tensors of a group have in common in one step of an elementwise rule.
 template <class Coeffs>
@@ -367,7 +363,7 @@ int global_norm(const work_list& list, double* sums, norm_result* result, double
 /// What a tensor rule has beside a tensor: a batch of matrices, or one row of elements with a
 /// variance each. In the device's memory.
 struct matrix {
-  static constexpr std::uint64_t chunk_rows = 64, stage = 256;  ///< of the sums, as on the CPU
+  static constexpr std::uint64_t chunk_rows = cut::rows, stage = cut::stage;
 
   std::uint64_t batch = 1, rows = 1, columns = 1;
   void* row = nullptr;       ///< [batch, rows]

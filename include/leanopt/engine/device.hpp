@@ -5,8 +5,10 @@
 #include <leanopt/engine/cuda_api.hpp>
 #include <leanopt/engine/dispatch.hpp>
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -43,27 +45,83 @@ inline bool is_capturing([[maybe_unused]] at::Device d) {
   return result;
 }
 
+/// nvcc's -use_fast_math changes the numbers, and kernels cannot see it when they are compiled.
+/// @throws where the device's arithmetic is not IEEE's. Waits for the device.
+inline void check_arithmetic([[maybe_unused]] at::Device d) {
+#ifdef LEANOPT_WITH_CUDA
+  const c10::DeviceGuard guard(d);
+  const at::Tensor result = at::zeros({1}, at::TensorOptions(at::kInt).device(d));
+  check_cuda(cuda::check_arithmetic<>(static_cast<std::uint32_t*>(result.data_ptr()),
+                                      cuda::current_stream(d.index())));
+  TORCH_CHECK(result.item<int>() == 1,
+              "leanopt: the kernels of leanopt::cuda were compiled with -use_fast_math, which "
+              "changes the numbers; compile leanopt_cuda.cu without it");
+#endif
+}
+
 /// Scalars of a step as tensors of one element; undefined where there is none.
 struct scalar_tensors {
   at::Tensor inv_scale, clip, found_inf;
 };
 
-/// The tensors that one kernel steps together on one device: see device_list.
-class device_work {
+/// The tensors that one kernel steps together on one device in one step.
+class device_step {
  public:
-  /// A tensor of a step.
-  struct item {
-    const tensor_job* job;
+  /// What tensors have in common that stand side by side.
+  struct group {
     const void* options;  ///< of the rule's own class
     const double* lr;     ///< in the device's memory, instead of that of the options; or null
-    std::uint64_t seed, ordinal;
-    std::int64_t step;   ///< the number of this step, as far as the host knows
+    std::uint64_t seed;
+    double epsilon;
+    std::int64_t step;  ///< the number of this step, as far as the host knows
+    bool operator==(const group& b) const {
+      return options == b.options && lr == b.lr && seed == b.seed && epsilon == b.epsilon &&
+             step == b.step;
+    }
+  };
+  struct item {
+    const tensor_job* job;
+    std::uint64_t ordinal;
     std::uint64_t made;  ///< which plan this is, of all that were ever made
     bool skips_elements;
-    const void *parameter, *state;  ///< for settle()
+    const void *parameter, *state;  ///< for device_work::settle()
+    std::size_t group = 0;
   };
-  using maker = std::unique_ptr<device_work> (*)(at::Device);
-  using settler = std::function<void(const item&, std::int64_t known, std::int64_t now)>;
+
+  void clear() {
+    items_.clear();
+    groups_.clear();
+  }
+  void add(item x, const group& g) {
+    if (groups_.empty() || !(groups_.back() == g)) groups_.push_back(g);
+    x.group = groups_.size() - 1;
+    items_.push_back(x);
+  }
+  const std::vector<item>& items() const { return items_; }
+  const std::vector<group>& groups() const { return groups_; }
+
+  /// Whether both are of the same tensors in the same groups, whatever their number of steps.
+  bool is_like(const device_step& b) const {
+    const auto same_item = [](const item& x, const item& y) {
+      return x.made == y.made && x.group == y.group;
+    };
+    const auto same_group = [](const group& x, const group& y) { return x.lr == y.lr; };
+    return std::equal(items_.begin(), items_.end(), b.items_.begin(), b.items_.end(), same_item) &&
+           std::equal(groups_.begin(), groups_.end(), b.groups_.begin(), b.groups_.end(),
+                      same_group);
+  }
+
+ private:
+  std::vector<item> items_;
+  std::vector<group> groups_;
+};
+
+/// A list of tensors in a device's memory, for one kernel: see device_list.
+class device_work {
+ public:
+  using maker = std::unique_ptr<device_work> (*)(at::Device, const device_step&);
+  using settler =
+      std::function<void(const device_step::item&, std::int64_t known, std::int64_t now)>;
 
   explicit device_work(at::Device d) : device_(d) {}
   device_work(const device_work&) = delete;
@@ -72,30 +130,141 @@ class device_work {
 
   at::Device device() const { return device_; }
 
-  // Of each step, in this order.
-  virtual void clear() = 0;
-  virtual void add(const item& x) = 0;
-  virtual bool is_empty() const = 0;
-  /// Whether the device's memory has the list that was added, and the number of steps where it will
-  /// be the device that counts.
-  virtual bool is_current(bool by_device) const = 0;
-  /// Brings both there. @pre no graph is being captured, and settle() was called.
-  virtual void rebuild() = 0;
+  /// Whether the list is that of this step, and has its number where it will be the device that
+  /// counts.
+  virtual bool fits(const device_step& x, bool by_device) const = 0;
   /// Puts the step on the device's stream. With `by_device` it is the device that counts it.
-  virtual void run(const scalar_tensors& scalars, bool by_device, bool is_captured) = 0;
+  /// @pre it fits.
+  virtual void run(const device_step& x, const scalar_tensors& scalars, bool by_device,
+                   bool is_captured) = 0;
 
   /// Whether the device may have counted steps that the host does not know.
   virtual bool counts_steps() const = 0;
-  /// If so, f for the tensors of the last step, with the steps that the host knew of and all there
-  /// were. Waits for the device.
+  /// If so, f for the tensors of the list, with the steps that the host knew of and all there were.
+  /// Waits for the device.
   virtual void settle(const settler& f) = 0;
-  /// How many elements nonfinite::skip_element left out. Waits for the device.
+  /// How many elements nonfinite::skip_element left out. Waits for the device where that can be.
   virtual std::int64_t skipped_elements() const = 0;
+  /// Whether a graph may be replayed that uses it.
+  virtual bool was_captured() const = 0;
   /// Memory of the device.
   virtual std::int64_t bytes() const = 0;
 
  private:
   at::Device device_;
+};
+
+/// The lists of an optimizer, on all devices. Programs step other parameters at other times, so
+/// that some are kept: those used last, of 4 MiB together, and those that a graph may use.
+class device_lists {
+ public:
+  // Of each step, in this order.
+  void clear() {
+    for (launch& one : launches_) one.step.clear();
+  }
+  /// Adds a tensor to what one kernel steps on one device; returns which of these it is.
+  std::size_t add(device_work::maker make, at::Device device, const device_step::item& x,
+                  const device_step::group& g) {
+    const auto same = [&](const launch& one) { return one.make == make && one.device == device; };
+    const auto it = std::find_if(launches_.begin(), launches_.end(), same);
+    const auto n = std::size_t(it - launches_.begin());
+    if (it == launches_.end()) launches_.push_back({make, device, {}, nullptr});
+    launches_[n].step.add(x, g);
+    return n;
+  }
+  /// Whether the devices have it all.
+  bool find(bool by_device) {
+    bool found = true;
+    for (launch& one : launches_) {
+      one.use = nullptr;
+      if (one.step.items().empty()) continue;
+      for (const auto& k : lists_)
+        if (k->make == one.make && k->work->device() == one.device &&
+            k->work->fits(one.step, by_device))
+          one.use = k.get();
+      found = found && one.use;
+    }
+    return found;
+  }
+  /// Makes the lists that are not there yet. @pre find() says so, and nothing is captured.
+  void make(bool by_device) {
+    for (const launch& one : launches_) {
+      if (one.use || one.step.items().empty()) continue;
+      const auto same = [&](const auto& k) { return k->work->device() == one.device; };
+      if (std::none_of(lists_.begin(), lists_.end(), same)) check_arithmetic(one.device);
+      lists_.push_back(std::make_unique<list>(
+          list{one.make, one.make(one.device, one.step), ++lists_made_, turn_}));
+    }
+    find(by_device);
+    forget();
+  }
+  void run(const scalar_tensors& scalars, bool by_device, bool is_captured) {
+    ++turn_;
+    for (launch& one : launches_) {
+      if (one.step.items().empty()) continue;
+      one.use->used = turn_;
+      one.use->work->run(one.step, scalars, by_device, is_captured);
+    }
+  }
+
+  /// The number of the list of a launch; 0 where it has none.
+  std::uint64_t list_of(std::size_t launch) const {
+    return launches_[launch].use ? launches_[launch].use->number : 0;
+  }
+  /// Whether the device may have counted steps of the list of that number.
+  bool counts_steps(std::uint64_t number) const {
+    return std::any_of(lists_.begin(), lists_.end(), [&](const auto& k) {
+      return k->number == number && k->work->counts_steps();
+    });
+  }
+  /// See device_work, of all lists.
+  void settle(const device_work::settler& f) const {
+    for (const auto& k : lists_) k->work->settle(f);
+  }
+  std::int64_t skipped_elements() const {
+    std::int64_t sum = skipped_before_;
+    for (const auto& k : lists_) sum += k->work->skipped_elements();
+    return sum;
+  }
+  std::int64_t bytes() const {
+    std::int64_t sum = 0;
+    for (const auto& k : lists_) sum += k->work->bytes();
+    return sum;
+  }
+
+ private:
+  struct list {
+    device_work::maker make;
+    std::unique_ptr<device_work> work;
+    std::uint64_t number, used;  ///< when
+  };
+  struct launch {
+    device_work::maker make;
+    at::Device device;
+    device_step step;
+    list* use;
+  };
+
+  void forget() {
+    constexpr std::int64_t most = 4 << 20;
+    std::sort(lists_.begin(), lists_.end(),
+              [](const auto& a, const auto& b) { return a->used > b->used; });
+    std::int64_t bytes = 0;
+    const auto is_over = [&](const auto& k) {
+      bytes += k->work->bytes();
+      const bool used = std::any_of(launches_.begin(), launches_.end(),
+                                    [&](const launch& one) { return one.use == k.get(); });
+      if (bytes <= most || used || k->work->was_captured()) return false;
+      skipped_before_ += k->work->skipped_elements();
+      return true;
+    };
+    lists_.erase(std::remove_if(lists_.begin(), lists_.end(), is_over), lists_.end());
+  }
+
+  std::vector<launch> launches_;
+  std::vector<std::unique_ptr<list>> lists_;
+  std::uint64_t lists_made_ = 0, turn_ = 0;
+  std::int64_t skipped_before_ = 0;  // by lists that are gone
 };
 
 }  // namespace leanopt::engine

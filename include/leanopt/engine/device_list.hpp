@@ -11,99 +11,42 @@
 
 namespace leanopt::engine {
 
-/// A list of tensors of one device. What changes with the list alone is sent when it does, the
+/// A list of tensors of one device. What the list alone decides is sent when it is made, the
 /// gradients' pointers and what groups have in common with each step. As long as the host knows
 /// which steps count, it makes the coefficients; from the first step on of which only the device
 /// knows (found_inf is there, a graph captures it) or whose rate the device has, the device makes
-/// them and counts, with the same bits. Without a wait, and without an allocation as long as the
-/// list stays.
+/// them and counts, with the same bits. Steps wait for nothing and allocate nothing.
 class device_list : public device_work {
  public:
-  using device_work::device_work;
-
-  void clear() override {
-    items_.clear();
-    groups_.clear();
-  }
-  void add(const item& x) override {
-    const group_key key{x.options, x.lr, x.seed, x.job->epsilon, x.step};
-    if (groups_.empty() || !(groups_.back() == key)) groups_.push_back(key);
-    items_.push_back(x);
-    items_.back().group = std::uint32_t(groups_.size() - 1);
-  }
-  bool is_empty() const override { return items_.empty(); }
-  bool is_current(bool by_device) const override {
-    if (items_.size() != listed_.size() || groups_.size() != counted_.size()) return false;
-    for (std::size_t i = 0; i < items_.size(); ++i)
-      if (items_[i].made != listed_[i].made || items_[i].group != listed_[i].group ||
-          items_[i].lr != listed_[i].lr)
-        return false;
+  bool fits(const device_step& x, bool by_device) const override {
+    if (!x.is_like(list_)) return false;
     if (by_device || counts_)
-      for (std::size_t g = 0; g < groups_.size(); ++g)
-        if (groups_[g].step - 1 != counted_[g]) return false;
+      for (std::size_t g = 0; g < counted_.size(); ++g)
+        if (x.groups()[g].step - 1 != counted_[g]) return false;
     return true;
   }
 
-  void rebuild() override {
-    const c10::DeviceGuard guard(device());
-    skipped_before_ = skipped_elements();
-    counts_ = false;
-    listed_ = items_;
-    counted_.clear();
-    for (const group_key& g : groups_) counted_.push_back(g.step - 1);
-    lay_out();
-    if (was_captured_) {  // a graph may be replayed that uses it
-      kept_.push_back(memory_);
-      was_captured_ = false;
-      memory_ = at::Tensor();
-    }
-    const bool first = !memory_.defined();
-    if (first || memory_.numel() < std::int64_t(at_.end))
-      memory_ = at::zeros({std::int64_t(at_.end)}, at::TensorOptions(at::kByte).device(device()));
-    const cuda::stream s = cuda::current_stream(device().index());
-    if (first) check_arithmetic(s);
-
-    list_tensors();
-    std::vector<char> image = table_image(memory());
-    send(0, image, s);
-    check_cuda(set_units(memory(), s));
-    image.assign(groups_.size() * counted_bytes(), 0);
-    for (std::size_t g = 0; g < groups_.size(); ++g)
-      write_counted(groups_[g], groups_[g].lr ? groups_[g].lr : at<double>(at_.rates) + g,
-                    at<std::int64_t>(at_.steps) + g, image.data() + g * counted_bytes());
-    send(at_.counted, image, s);
-    const auto books = books_of_format();
-    image.assign(books.first, books.first + books.second);
-    send(at_.books, image, s);
-    image.assign(sizeof(std::int64_t), 0);
-    send(at_.skipped, image, s);
-    image.resize(counted_.size() * sizeof(std::int64_t));
-    std::memcpy(image.data(), counted_.data(), image.size());
-    send(at_.steps, image, s);
-    moving_.resize(at_.end - at_.gradients);
-  }
-
-  void run(const scalar_tensors& scalars, bool by_device, bool is_captured) override {
+  void run(const device_step& x, const scalar_tensors& scalars, bool by_device,
+           bool is_captured) override {
     const c10::DeviceGuard guard(device());
     const cuda::stream s = cuda::current_stream(device().index());
     counts_ = counts_ || by_device;
     was_captured_ = was_captured_ || is_captured;
     char* to = moving_.data();
-    const auto put = [&](const auto& x) {
-      std::memcpy(to, &x, sizeof x);
-      to += sizeof x;
+    const auto put = [&](const auto& number) {
+      std::memcpy(to, &number, sizeof number);
+      to += sizeof number;
     };
-    for (const listed_item& x : items_) put(x.job->work.g.data);
-    for (const group_key& g : groups_) put(rate_of(g));
+    for (const device_step::item& one : x.items()) put(one.job->work.g.data);
+    for (const device_step::group& g : x.groups()) put(rate_of(g));
     if (!counts_) {
-      for (const group_key& g : groups_) put(g.step);
-      for (const group_key& g : groups_) {
+      for (const device_step::group& g : x.groups()) put(g.step);
+      for (const device_step::group& g : x.groups()) {
         write_group(g, to);
         to += group_bytes();
       }
     }
-    check_cuda(cuda::send<>(memory() + at_.gradients, moving_.data(),
-                            std::size_t(to - moving_.data()), s));
+    send(at_.gradients, moving_.data(), std::size_t(to - moving_.data()), s);
 
     const at::Tensor inv_scale = there(scalars.inv_scale, at::kDouble),
                      clip = there(scalars.clip, at::kDouble),
@@ -113,12 +56,11 @@ class device_list : public device_work {
     if (clip.defined()) of_step.clip = static_cast<const double*>(clip.data_ptr());
     if (found_inf.defined()) of_step.found_inf = static_cast<const float*>(found_inf.data_ptr());
     if (counts_)
-      check_cuda(prepare(memory() + at_.counted, memory() + at_.groups,
-                         std::uint32_t(groups_.size()), of_step, s));
+      check_cuda(prepare(at<char>(at_.counted), at<char>(at_.groups), counted_.size(), of_step, s));
     else
-      for (std::size_t g = 0; g < groups_.size(); ++g) counted_[g] = groups_[g].step;
-    check_cuda(step(memory(), at<const void*>(at_.gradients), memory() + at_.groups,
-                    memory() + at_.books, of_step, s));
+      for (std::size_t g = 0; g < counted_.size(); ++g) counted_[g] = x.groups()[g].step;
+    check_cuda(step(at<char>(0), at<const void*>(at_.gradients), at<char>(at_.groups),
+                    at<char>(at_.books), of_step, s));
   }
 
   bool counts_steps() const override { return counts_; }
@@ -126,59 +68,67 @@ class device_list : public device_work {
     if (!counts_) return;
     const at::Tensor steps = read(at_.steps, counted_.size());
     const auto* now = static_cast<const std::int64_t*>(steps.data_ptr());
-    for (const listed_item& x : listed_) f(x, counted_[x.group], now[x.group]);
+    for (const device_step::item& x : list_.items()) f(x, counted_[x.group], now[x.group]);
     counted_.assign(now, now + counted_.size());
     counts_ = was_captured_;  // a graph that is replayed goes on counting
   }
   std::int64_t skipped_elements() const override {
-    if (!memory_.defined()) return 0;
-    return skipped_before_ + *static_cast<const std::int64_t*>(read(at_.skipped, 1).data_ptr());
+    const auto& all = list_.items();
+    const bool can = std::any_of(all.begin(), all.end(), [](auto& x) { return x.skips_elements; });
+    return can ? *static_cast<const std::int64_t*>(read(at_.skipped, 1).data_ptr()) : 0;
   }
-  std::int64_t bytes() const override {
-    std::int64_t sum = memory_.defined() ? std::int64_t(memory_.nbytes()) : 0;
-    for (const at::Tensor& t : kept_) sum += std::int64_t(t.nbytes());
-    return sum;
-  }
+  bool was_captured() const override { return was_captured_; }
+  std::int64_t bytes() const override { return std::int64_t(memory_.nbytes()); }
 
  protected:
-  /// What tensors of a step share that stand side by side.
-  struct group_key {
-    const void* options;
-    const double* lr;
-    std::uint64_t seed;
-    double epsilon;
-    std::int64_t step;
-    bool operator==(const group_key& b) const {
-      return options == b.options && lr == b.lr && seed == b.seed && epsilon == b.epsilon &&
-             step == b.step;
+  device_list(at::Device d, const device_step& x) : device_work(d), list_(x) {
+    for (const device_step::group& g : x.groups()) counted_.push_back(g.step - 1);
+  }
+  /// What the constructor does once its kernel is known.
+  void build() {
+    const c10::DeviceGuard guard(device());
+    const cuda::stream s = cuda::current_stream(device().index());
+    list_tensors();  // for its size, as long as there is no memory
+    lay_out();
+    memory_ = at::zeros({std::int64_t(at_.end)}, at::TensorOptions(at::kByte).device(device()));
+    list_tensors();
+    const std::vector<char> table = table_image(at<char>(0));
+    send(0, table.data(), table.size(), s);
+    check_cuda(set_units(at<char>(0), s));
+    std::vector<char> counted(counted_.size() * counted_bytes());
+    for (std::size_t g = 0; g < counted_.size(); ++g) {
+      const device_step::group& x = list_.groups()[g];
+      write_counted(x, x.lr ? x.lr : at<double>(at_.rates) + g, at<std::int64_t>(at_.steps) + g,
+                    counted.data() + g * counted_bytes());
     }
-  };
+    send(at_.counted, counted.data(), counted.size(), s);
+    send(at_.steps, counted_.data(), counted_.size() * sizeof counted_[0], s);
+    const auto [books, bytes] = books_of_format();
+    send(at_.books, books, bytes, s);
+    moving_.resize(at_.end - at_.gradients);
+  }
 
   // What depends on rule, format and type.
 
   virtual std::size_t group_bytes() const = 0;
   virtual std::size_t counted_bytes() const = 0;
-  virtual double rate_of(const group_key& g) const = 0;
-  virtual void write_group(const group_key& g, char* to) const = 0;
-  virtual void write_counted(const group_key& g, const double* lr, std::int64_t* step,
+  virtual double rate_of(const device_step::group& g) const = 0;
+  virtual void write_group(const device_step::group& g, char* to) const = 0;
+  virtual void write_counted(const device_step::group& g, const double* lr, std::int64_t* step,
                              char* to) const = 0;
   virtual std::pair<const char*, std::size_t> books_of_format() const = 0;
   virtual void clear_table() = 0;
-  virtual void add_to_table(const cuda::tensor& t, const item& x) = 0;
+  virtual void add_to_table(const cuda::tensor& t, const tensor_job& job) = 0;
   virtual std::size_t table_bytes() const = 0;
   virtual std::vector<char> table_image(char* memory) const = 0;
   virtual int set_units(char* memory, cuda::stream s) const = 0;
-  virtual int prepare(const char* counted, char* groups, std::uint32_t count,
+  virtual int prepare(const char* counted, char* groups, std::size_t count,
                       const cuda::device_scalars& scalars, cuda::stream s) const = 0;
   virtual int step(char* memory, const void* const* gradients, const char* groups,
                    const char* books, const cuda::device_scalars& scalars,
                    cuda::stream s) const = 0;
 
  private:
-  struct listed_item : item {
-    listed_item(const item& x) : item(x) {}
-    std::uint32_t group = 0;
-  };
   /// Where what is, in bytes from the beginning of the memory. What is sent with each step comes
   /// last and in the order of how often it is needed.
   struct layout {
@@ -186,8 +136,7 @@ class device_list : public device_work {
   };
 
   void lay_out() {
-    list_tensors();
-    const std::size_t n = groups_.size();
+    const std::size_t n = counted_.size();
     std::size_t next = 0;
     const auto place = [&](std::size_t bytes) {
       const std::size_t here = next;
@@ -199,15 +148,14 @@ class device_list : public device_work {
     at_.books = place(books_of_format().second);
     at_.skipped = place(sizeof(std::int64_t));
     at_.gradients = next;
-    at_.rates = at_.gradients + items_.size() * sizeof(void*);
+    at_.rates = at_.gradients + list_.items().size() * sizeof(void*);
     at_.steps = at_.rates + n * sizeof(double);
     at_.groups = at_.steps + n * sizeof(std::int64_t);
     at_.end = at_.groups + n * group_bytes();
   }
-  /// Pointers to the memory itself are there only once it is.
   void list_tensors() {
     clear_table();
-    for (const listed_item& x : items_) {
+    for (const device_step::item& x : list_.items()) {
       const cpu::matrix_step& work = x.job->work;
       cuda::tensor t;
       t.p = work.p;
@@ -218,20 +166,17 @@ class device_list : public device_work {
       }
       t.elements = work.elements;
       t.ordinal = x.ordinal;
-      if (x.skips_elements && memory()) t.skipped = at<std::int64_t>(at_.skipped);
-      t.group = x.group;
-      add_to_table(t, x);
+      if (x.skips_elements && memory_.defined()) t.skipped = at<std::int64_t>(at_.skipped);
+      t.group = std::uint32_t(x.group);
+      add_to_table(t, *x.job);
     }
-  }
-  char* memory() const {
-    return memory_.defined() ? static_cast<char*>(memory_.data_ptr()) : nullptr;
   }
   template <class T>
   T* at(std::size_t offset) const {
-    return reinterpret_cast<T*>(memory() + offset);
+    return reinterpret_cast<T*>(static_cast<char*>(memory_.data_ptr()) + offset);
   }
-  void send(std::size_t to, const std::vector<char>& bytes, cuda::stream s) const {
-    check_cuda(cuda::send<>(memory() + to, bytes.data(), bytes.size(), s));
+  void send(std::size_t to, const void* bytes, std::size_t count, cuda::stream s) const {
+    check_cuda(cuda::send<>(at<char>(to), bytes, count, s));
   }
   /// So many numbers of 64 bits. Waits for the device.
   at::Tensor read(std::size_t from, std::size_t count) const {
@@ -240,21 +185,12 @@ class device_list : public device_work {
   at::Tensor there(const at::Tensor& scalar, at::ScalarType type) const {
     return scalar.defined() ? scalar.to(device(), type) : scalar;
   }
-  void check_arithmetic(cuda::stream s) const {
-    check_cuda(cuda::check_arithmetic<>(at<std::uint32_t>(at_.skipped), s));
-    TORCH_CHECK(*static_cast<const std::int64_t*>(read(at_.skipped, 1).data_ptr()) == 1,
-                "leanopt: the kernels of leanopt::cuda were compiled with -use_fast_math, which "
-                "changes the numbers; compile leanopt_cuda.cu without it");
-  }
 
-  std::vector<listed_item> items_, listed_;  // of this step; in the device's memory
-  std::vector<group_key> groups_;            // of this step
-  std::vector<std::int64_t> counted_;        // steps in the device's memory, as the host knows them
-  std::vector<char> moving_;                 // what is sent with each step
+  device_step list_;                   // as it was when it was made
+  std::vector<std::int64_t> counted_;  // steps in the device's memory, as the host knows them
+  std::vector<char> moving_;           // what is sent with each step
   layout at_{};
   at::Tensor memory_;
-  std::vector<at::Tensor> kept_;
-  std::int64_t skipped_before_ = 0;
   bool counts_ = false, was_captured_ = false;
 };
 
@@ -268,20 +204,20 @@ class compiled_list final : public device_list {
   static_assert(alignof(group) <= 8 && sizeof(group) % 8 == 0 && alignof(counted) <= 8);
 
  public:
-  using device_list::device_list;
-  static std::unique_ptr<device_work> make(at::Device d) {
-    return std::make_unique<compiled_list>(d);
+  static std::unique_ptr<device_work> make(at::Device d, const device_step& x) {
+    return std::make_unique<compiled_list>(d, x);
   }
+  compiled_list(at::Device d, const device_step& x) : device_list(d, x) { build(); }
 
  protected:
   std::size_t group_bytes() const override { return sizeof(group); }
   std::size_t counted_bytes() const override { return sizeof(counted); }
-  double rate_of(const group_key& g) const override { return options_of(g).lr(); }
-  void write_group(const group_key& g, char* to) const override {
+  double rate_of(const device_step::group& g) const override { return options_of(g).lr(); }
+  void write_group(const device_step::group& g, char* to) const override {
     const group x = cuda::group_of<Rule, T>(options_of(g), g.seed, g.step, g.epsilon);
     std::memcpy(to, &x, sizeof x);
   }
-  void write_counted(const group_key& g, const double* lr, std::int64_t* step,
+  void write_counted(const device_step::group& g, const double* lr, std::int64_t* step,
                      char* to) const override {
     const counted x{cuda::constants_of<Rule>(options_of(g)), lr, step, g.seed, g.epsilon};
     std::memcpy(to, &x, sizeof x);
@@ -293,13 +229,13 @@ class compiled_list final : public device_list {
       return {reinterpret_cast<const char*>(&books::shared()), sizeof(books)};
   }
   void clear_table() override { table_.clear(); }
-  void add_to_table(const cuda::tensor& given, const item& x) override {
+  void add_to_table(const cuda::tensor& given, const tensor_job& job) override {
     cuda::tensor t = given;
     if (t.p.type == number::bfloat16) t.weights = cuda::kind_of<Weights>;
     if constexpr (Rule::elementwise) {
       table_.add(t);
     } else {
-      const cpu::matrix_step& work = x.job->work;
+      const cpu::matrix_step& work = job.work;
       cuda::matrix m;
       m.batch = work.batch;
       m.rows = work.rows;
@@ -307,7 +243,7 @@ class compiled_list final : public device_list {
       m.row = work.row;
       m.column = work.column;
       m.variance = work.variance;
-      m.rms = x.job->rms;
+      m.rms = job.rms;
       m.group = t.group;
       table_.add(t, m);
     }
@@ -320,10 +256,11 @@ class compiled_list final : public device_list {
     else
       return cuda::set_units<>(table_.list_at(memory).list, table_.tensors(), s);
   }
-  int prepare(const char* counted_groups, char* groups, std::uint32_t count,
+  int prepare(const char* counted_groups, char* groups, std::size_t count,
               const cuda::device_scalars& scalars, cuda::stream s) const override {
     return cuda::prepare<Rule, T>(reinterpret_cast<const counted*>(counted_groups),
-                                  reinterpret_cast<group*>(groups), count, scalars, s);
+                                  reinterpret_cast<group*>(groups), std::uint32_t(count), scalars,
+                                  s);
   }
   int step(char* memory, const void* const* gradients, const char* groups, const char* tables,
            const cuda::device_scalars& scalars, cuda::stream s) const override {
@@ -344,7 +281,7 @@ class compiled_list final : public device_list {
   }
 
  private:
-  static const Options& options_of(const group_key& g) {
+  static const Options& options_of(const device_step::group& g) {
     return *static_cast<const Options*>(g.options);
   }
   table table_;

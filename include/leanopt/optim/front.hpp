@@ -93,14 +93,12 @@ class front : public Optimizer, public training_hooks {
     }
     for (plan* x : active_)
       if (!x->is_ready) make_ready(*x);
-    if (!listed) rebuild_on_devices(by_device);
+    if (!listed) make_lists(by_device);
     run(on_host_);
-    for (const auto& [make, work] : works_)
-      if (!work->is_empty())
-        work->run({scalars_.inv_scale, scalars_.clip, scalars_.found_inf}, by_device, captured);
+    lists_.run({scalars_.inv_scale, scalars_.clip, scalars_.found_inf}, by_device, captured);
     scalars_ = {};
     for (const plan* x : active_) {  // nothing below can throw
-      if (!x->work || !x->work->counts_steps()) count_step(*x->state);
+      if (!x->list || !lists_.counts_steps(x->list)) count_step(*x->state);
       bump(*x->p);  // autograd must see what raw pointers changed
       adopt(*x->state, *x->p);
       with_class(*x->state, what_.kind,
@@ -151,24 +149,18 @@ class front : public Optimizer, public training_hooks {
 
   /// How many elements nonfinite::skip_element, and steps nonfinite::skip_step, left out since the
   /// optimizer was built. Of parameters on a device, waits for it.
-  std::int64_t skipped_elements() const {
-    std::int64_t n = skipped_elements_;
-    for (const auto& [make, work] : works_) n += work->skipped_elements();
-    return n;
-  }
+  std::int64_t skipped_elements() const { return skipped_elements_ + lists_.skipped_elements(); }
   std::int64_t skipped_steps() const { return skipped_steps_; }
 
   const description& what() const { return what_; }
   /// Brings to the host how many steps a device counted: where only it knows which steps counted,
   /// states do not tell before. Waits for the device.
   void settle_steps() const {
-    for (const auto& [make, work] : works_)
-      work->settle([&](const engine::device_work::item& x, std::int64_t known, std::int64_t now) {
-        const auto it = state_.find(const_cast<void*>(x.parameter));
-        if (it == state_.end() || it->second.get() != x.state || steps(*it->second) != known)
-          return;
-        with_class(*it->second, what_.kind, [&](auto& own) { own.step(now); });
-      });
+    lists_.settle([&](const engine::device_step::item& x, std::int64_t known, std::int64_t now) {
+      const auto it = state_.find(const_cast<void*>(x.parameter));
+      if (it == state_.end() || it->second.get() != x.state || steps(*it->second) != known) return;
+      with_class(*it->second, what_.kind, [&](auto& own) { own.step(now); });
+    });
   }
   /// See leanopt::set_lr.
   void set_lr(std::size_t group, const Tensor& lr) {
@@ -194,11 +186,7 @@ class front : public Optimizer, public training_hooks {
   /// What Python's class calls the slot `name` of a parameter of a group.
   virtual std::string python_key(const std::string& name, std::size_t group) const = 0;
   /// Memory that steps reuse, of the host and of devices.
-  std::int64_t scratch_bytes() const {
-    std::int64_t bytes = host_scratch_bytes();
-    for (const auto& [make, work] : works_) bytes += work->bytes();
-    return bytes;
-  }
+  std::int64_t scratch_bytes() const { return host_scratch_bytes() + lists_.bytes(); }
   /// About what lists, keys and objects take on the host, tensors' own data apart.
   std::int64_t bookkeeping_bytes() const {
     constexpr std::int64_t node = 4 * sizeof(void*),
@@ -669,34 +657,35 @@ class front : public Optimizer, public training_hooks {
     return !rates_.empty() && std::any_of(on_device_.begin(), on_device_.end(),
                                           [&](const plan* x) { return rate_of(*x); });
   }
-  /// Lists what is stepped on devices. Returns whether they have it all already.
+  /// Lists what is stepped on devices. Returns whether they have it all already, and no count that
+  /// another list needs.
   bool list_on_devices(bool by_device) {
-    for (const auto& [make, work] : works_) work->clear();
+    lists_.clear();
     for (plan* x : on_device_) {
       if (!x->is_ready) return false;
       point_to_gradient(*x);
-      engine::device_work& work = work_of(*x);
-      x->work = &work;
       const Tensor* lr = rate_of(*x);
       const auto ordinal =
           what_.kind == state_kind::ours ? static_cast<const ParamState&>(*x->state).ordinal() : 0;
-      work.add({&x->job, x->options, lr ? static_cast<const double*>(lr->data_ptr()) : nullptr,
-                x->seed, std::uint64_t(ordinal), steps(*x->state) + 1, x->made, x->skips_elements,
-                x->p->unsafeGetTensorImpl(), x->state});
+      x->launch = lists_.add(x->on_device, x->p->device(),
+                             {&x->job, std::uint64_t(ordinal), x->made, x->skips_elements,
+                              x->p->unsafeGetTensorImpl(), x->state},
+                             {x->options, lr ? static_cast<const double*>(lr->data_ptr()) : nullptr,
+                              x->seed, x->job.epsilon, steps(*x->state) + 1});
     }
-    return std::all_of(works_.begin(), works_.end(), [&](const auto& one) {
-      return one.second->is_empty() || one.second->is_current(by_device);
-    });
+    const bool found = lists_.find(by_device);
+    for (plan* x : on_device_) {
+      const std::uint64_t now = lists_.list_of(x->launch);
+      if (x->list != now && x->list && lists_.counts_steps(x->list)) return false;
+      x->list = now;
+    }
+    return found;
   }
-  void rebuild_on_devices(bool by_device) {
+  /// Makes lists that are not there yet. @pre settle_steps() was called.
+  void make_lists(bool by_device) {
     if (list_on_devices(by_device)) return;
-    for (const auto& [make, work] : works_)
-      if (!work->is_empty() && !work->is_current(by_device)) work->rebuild();
-  }
-  engine::device_work& work_of(const plan& x) {
-    for (const auto& [make, work] : works_)
-      if (make == x.on_device && work->device() == x.p->device()) return *work;
-    return *works_.emplace_back(x.on_device, x.on_device(x.p->device())).second;
+    lists_.make(by_device);
+    for (plan* x : on_device_) x->list = lists_.list_of(x->launch);
   }
   bool skips_step() const {
     return std::any_of(active_.begin(), active_.end(), [&](const plan* x) {
@@ -711,7 +700,7 @@ class front : public Optimizer, public training_hooks {
     x.job = {};
     x.shapes.clear();
     x.on_device = nullptr;
-    x.work = nullptr;
+    x.list = 0;
     x.made = ++plans_made_;
     build(x);
     x.of_p = tensor_facts(*x.p);
@@ -906,7 +895,7 @@ class front : public Optimizer, public training_hooks {
   bool looks_at_all_ = false;  // before it steps: nonfinite::skip_step
   std::uint64_t plans_made_ = 0;
   std::vector<Tensor> rates_;  // in devices' memory, by group
-  std::vector<std::pair<engine::device_work::maker, std::unique_ptr<engine::device_work>>> works_;
+  engine::device_lists lists_;
   std::vector<std::unique_ptr<OptimizerOptions>> views_, checked_;
   std::deque<Tensor> converted_;  // gradients of this step
 };

@@ -107,20 +107,12 @@ class held_tensors {
 
  private:
   static constexpr int most = 6;
-  struct one {
-    const c10::TensorImpl* impl = nullptr;
-    const void* data = nullptr;
-    std::int64_t elements = 0;
+  struct one : identity {
     bool is_contiguous = false;
     one() = default;
-    explicit one(const torch::Tensor& t)
-        : impl(t.unsafeGetTensorImpl()),
-          data(address_of(t)),
-          elements(t.numel()),
-          is_contiguous(t.is_contiguous()) {}
+    explicit one(const torch::Tensor& t) : identity(t), is_contiguous(t.is_contiguous()) {}
     bool operator==(const one& b) const {
-      return impl == b.impl && data == b.data && elements == b.elements &&
-             is_contiguous == b.is_contiguous;
+      return identity::operator==(b) && is_contiguous == b.is_contiguous;
     }
   };
   one held_[most];
@@ -149,8 +141,8 @@ struct plan {
 
   // Of the step that runs.
   const torch::Tensor *p = nullptr, *g = nullptr;
-  std::size_t coeffs = 0, group = 0;  ///< indices
-  const engine::device_work* work = nullptr;
+  std::size_t coeffs = 0, group = 0, launch = 0;  ///< indices
+  std::uint64_t list = 0;  ///< that it is in, or was at last, in a device's memory; or 0
 
   /// Brings what the next step looks at into the cache.
   void prefetch() const {

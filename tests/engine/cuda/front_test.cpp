@@ -284,6 +284,29 @@ TEST(BetweenSteps, WhatADeviceCountedSurvivesAChangeOfTheList) {
   both.step(5);
   EXPECT_EQ(difference(both.here, both.there), "");
 }
+TEST(BetweenSteps, ListsThatTakeTurnsAreKept) {
+  pair_of_optimizers both;
+  const Tensor none = scalar(0);
+  int allocations = 0, transfers = 0;
+  for (int turn = 1; turn <= 8; ++turn) {
+    both.x.set_gradients(turn);
+    for (auto* list : {&both.x.here, &both.x.there})
+      for (std::size_t i = 0; i < list->size(); ++i)
+        if (i % 2 == std::size_t(turn) % 2) (*list)[i].mutable_grad() = Tensor();
+    both.here.step();
+    both.there.set_step_scalars({{}, none, {}});
+    const auto before = backend();
+    both.there.step();
+    if (turn <= 2) continue;
+    allocations += backend().allocations - before.allocations;
+    transfers += backend().transfers - before.transfers;
+  }
+  EXPECT_EQ(allocations, 0);
+  EXPECT_EQ(transfers, 0);
+  both.counted_step(9);  // of all: what the two have counted is needed
+  leanopt::settle_steps(both.there);
+  EXPECT_EQ(difference(both.here, both.there), "");
+}
 TEST(BetweenSteps, OptionsMayChange) {
   pair_of_optimizers both;
   both.counted_step(1);
