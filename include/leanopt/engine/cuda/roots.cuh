@@ -1,10 +1,11 @@
-// Square roots and quotients of several numbers at a time, rounded correctly where the device's
-// seeds are as good as sqrt.rn and div.rn need them. The steps are those to which ptxas turns
-// these: they refine a seed of the device (Markstein 1990). Here one test tells for all numbers
-// whether the steps are right, instead of one each, and where they are not it is sqrt.rn and div.rn
-// one by one. The tests prove the steps for all mantissas and the nearest seed; with seeds one unit
-// further they list the few mantissas that would go wrong. What seeds a device has, only a device
-// can show.
+// Square roots and quotients of several numbers at a time, correctly rounded. The steps and the
+// seeds are those to which ptxas turns sqrt.rn and div.rn of usual numbers (Markstein 1990), so a
+// device that has these right has them right here. Only one test tells for all numbers whether they
+// are usual, instead of one each; where they are not it is sqrt.rn and div.rn, one by one.
+// NVIDIA says of the seeds that a reciprocal is within a unit in the last place and that of a root
+// within 2^-22.9 of its size. The tests prove the steps for every number and every seed that these
+// bounds allow, but for three pairs of both, which no device can have while its sqrt.rn and div.rn
+// are right; roots_device_test.cu tries all numbers on a device.
 #pragma once
 
 #include <leanopt/core/lane.hpp>
@@ -14,7 +15,7 @@
 LEANOPT_EXACT_BEGIN
 namespace leanopt::cuda {
 
-/// 1/x and 1/sqrt(x) of normal numbers, off by a unit in the last place or two.
+/// About 1/x and 1/sqrt(x), of normal numbers.
 __device__ __forceinline__ float reciprocal_seed(float x) {
 #if defined(__CUDACC__)
   float y;
@@ -52,13 +53,13 @@ struct refined_root {
 };
 
 /// a / b for positive b from `least` to `most`, and a of 0 or a magnitude from `least_dividend` to
-/// `most_dividend`: quotients and remainders are normal numbers.
+/// `most_dividend`: quotients are normal numbers and remainders exact.
 struct refined_quotient {
   static constexpr std::uint32_t least = 0x2b800000, most = 0x49800000;  ///< 2^-40 and 2^20
   static constexpr std::uint32_t least_dividend = 0x0d800000;            ///< 2^-100
   static constexpr std::uint32_t most_dividend = 0x5d800000;             ///< 2^60
 
-  /// The nearest number to 1/b.
+  /// The number nearest to 1/b.
   LEANOPT_HD static float reciprocal(float b, float seed) {
     using namespace leanopt::detail;
     return fused(fused(-b, seed, 1.0f), seed, seed);
@@ -66,9 +67,7 @@ struct refined_quotient {
   LEANOPT_HD static float refine(float a, float b, float seed) {
     using namespace leanopt::detail;
     const float y = reciprocal(b, seed), near = multiply(a, y);
-    // Remainders and their factor with the signs that keep that of a zero.
-    const float nearer = fused(fused(near, b, -a), -y, near);
-    return fused(fused(nearer, b, -a), -y, nearer);
+    return fused(fused(near, b, -a), -y, near);  // with the signs that keep that of a zero
   }
   __device__ __forceinline__ static float of(float a, float b) {
     return refine(a, b, reciprocal_seed(b));
