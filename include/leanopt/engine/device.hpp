@@ -119,7 +119,6 @@ class device_step {
 /// A list of tensors in a device's memory, for one kernel: see device_list.
 class device_work {
  public:
-  using maker = std::unique_ptr<device_work> (*)(at::Device, const device_step&);
   using settler =
       std::function<void(const device_step::item&, std::int64_t known, std::int64_t now)>;
 
@@ -154,6 +153,12 @@ class device_work {
   at::Device device_;
 };
 
+/// What makes the lists of a kernel, and tells what memory of the device one would take.
+struct device_kernel {
+  std::unique_ptr<device_work> (*make)(at::Device, const device_step&);
+  std::int64_t (*bytes)(const device_step&);
+};
+
 /// The lists of an optimizer, on all devices. Programs step other parameters at other times, so
 /// that some are kept: those used last, of 4 MiB together, and those that a graph may use.
 class device_lists {
@@ -163,12 +168,14 @@ class device_lists {
     for (launch& one : launches_) one.step.clear();
   }
   /// Adds a tensor to what one kernel steps on one device; returns which of these it is.
-  std::size_t add(device_work::maker make, at::Device device, const device_step::item& x,
+  std::size_t add(const device_kernel& kernel, at::Device device, const device_step::item& x,
                   const device_step::group& g) {
-    const auto same = [&](const launch& one) { return one.make == make && one.device == device; };
+    const auto same = [&](const launch& one) {
+      return one.kernel == &kernel && one.device == device;
+    };
     const auto it = std::find_if(launches_.begin(), launches_.end(), same);
     const auto n = std::size_t(it - launches_.begin());
-    if (it == launches_.end()) launches_.push_back({make, device, {}, nullptr});
+    if (it == launches_.end()) launches_.push_back({&kernel, device, {}, nullptr});
     launches_[n].step.add(x, g);
     return n;
   }
@@ -179,7 +186,7 @@ class device_lists {
       one.use = nullptr;
       if (one.step.items().empty()) continue;
       for (const auto& k : lists_)
-        if (k->make == one.make && k->work->device() == one.device &&
+        if (k->kernel == one.kernel && k->work->device() == one.device &&
             k->work->fits(one.step, by_device))
           one.use = k.get();
       found = found && one.use;
@@ -193,7 +200,7 @@ class device_lists {
       const auto same = [&](const auto& k) { return k->work->device() == one.device; };
       if (std::none_of(lists_.begin(), lists_.end(), same)) check_arithmetic(one.device);
       lists_.push_back(std::make_unique<list>(
-          list{one.make, one.make(one.device, one.step), ++lists_made_, turn_}));
+          list{one.kernel, one.kernel->make(one.device, one.step), ++lists_made_, turn_}));
     }
     find(by_device);
     forget();
@@ -231,15 +238,21 @@ class device_lists {
     for (const auto& k : lists_) sum += k->work->bytes();
     return sum;
   }
+  /// What the lists of what was added would take.
+  std::int64_t predicted_bytes() const {
+    std::int64_t sum = 0;
+    for (const launch& one : launches_) sum += one.kernel->bytes(one.step);
+    return sum;
+  }
 
  private:
   struct list {
-    device_work::maker make;
+    const device_kernel* kernel;
     std::unique_ptr<device_work> work;
     std::uint64_t number, used;  ///< when
   };
   struct launch {
-    device_work::maker make;
+    const device_kernel* kernel;
     at::Device device;
     device_step step;
     list* use;

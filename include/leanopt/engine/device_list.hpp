@@ -84,14 +84,31 @@ class device_list : public device_work {
   device_list(at::Device d, const device_step& x) : device_work(d), list_(x) {
     for (const device_step::group& g : x.groups()) counted_.push_back(g.step - 1);
   }
-  /// What the constructor does once its kernel is known.
+  /// Memory of the device that it takes, or would.
+  std::int64_t lay_out() {
+    list_tensors();
+    const std::size_t n = counted_.size();
+    std::size_t next = 0;
+    const auto place = [&](std::size_t bytes) {
+      const std::size_t here = next;
+      next += (bytes + 15) / 16 * 16;
+      return here;
+    };
+    place(table_bytes());
+    at_.counted = place(n * counted_bytes());
+    at_.books = place(books_of_format().second);
+    at_.skipped = place(sizeof(std::int64_t));
+    at_.gradients = next;
+    at_.rates = at_.gradients + list_.items().size() * sizeof(void*);
+    at_.steps = at_.rates + n * sizeof(double);
+    at_.groups = at_.steps + n * sizeof(std::int64_t);
+    return std::int64_t(at_.groups + n * group_bytes());
+  }
   void build() {
     const c10::DeviceGuard guard(device());
     const cuda::stream s = cuda::current_stream(device().index());
-    list_tensors();  // for its size, as long as there is no memory
-    lay_out();
-    memory_ = at::zeros({std::int64_t(at_.end)}, at::TensorOptions(at::kByte).device(device()));
-    list_tensors();
+    memory_ = at::zeros({lay_out()}, at::TensorOptions(at::kByte).device(device()));
+    list_tensors();  // once more: some point into this memory
     const std::vector<char> table = table_image(at<char>(0));
     send(0, table.data(), table.size(), s);
     check_cuda(set_units(at<char>(0), s));
@@ -103,9 +120,9 @@ class device_list : public device_work {
     }
     send(at_.counted, counted.data(), counted.size(), s);
     send(at_.steps, counted_.data(), counted_.size() * sizeof counted_[0], s);
-    const auto [books, bytes] = books_of_format();
-    send(at_.books, books, bytes, s);
-    moving_.resize(at_.end - at_.gradients);
+    const auto books = books_of_format();
+    send(at_.books, books.first, books.second, s);
+    moving_.resize(std::size_t(bytes()) - at_.gradients);
   }
 
   // What depends on rule, format and type.
@@ -132,27 +149,9 @@ class device_list : public device_work {
   /// Where what is, in bytes from the beginning of the memory. What is sent with each step comes
   /// last and in the order of how often it is needed.
   struct layout {
-    std::size_t counted, books, skipped, gradients, rates, steps, groups, end;
+    std::size_t counted, books, skipped, gradients, rates, steps, groups;
   };
 
-  void lay_out() {
-    const std::size_t n = counted_.size();
-    std::size_t next = 0;
-    const auto place = [&](std::size_t bytes) {
-      const std::size_t here = next;
-      next += (bytes + 15) / 16 * 16;
-      return here;
-    };
-    place(table_bytes());
-    at_.counted = place(n * counted_bytes());
-    at_.books = place(books_of_format().second);
-    at_.skipped = place(sizeof(std::int64_t));
-    at_.gradients = next;
-    at_.rates = at_.gradients + list_.items().size() * sizeof(void*);
-    at_.steps = at_.rates + n * sizeof(double);
-    at_.groups = at_.steps + n * sizeof(std::int64_t);
-    at_.end = at_.groups + n * group_bytes();
-  }
   void list_tensors() {
     clear_table();
     for (const device_step::item& x : list_.items()) {
@@ -204,10 +203,14 @@ class compiled_list final : public device_list {
   static_assert(alignof(group) <= 8 && sizeof(group) % 8 == 0 && alignof(counted) <= 8);
 
  public:
-  static std::unique_ptr<device_work> make(at::Device d, const device_step& x) {
-    return std::make_unique<compiled_list>(d, x);
-  }
-  compiled_list(at::Device d, const device_step& x) : device_list(d, x) { build(); }
+  compiled_list(at::Device d, const device_step& x) : device_list(d, x) {}
+  static constexpr device_kernel kernel{
+      [](at::Device d, const device_step& x) -> std::unique_ptr<device_work> {
+        auto list = std::make_unique<compiled_list>(d, x);
+        list->build();
+        return list;
+      },
+      [](const device_step& x) { return compiled_list(at::kCPU, x).lay_out(); }};
 
  protected:
   std::size_t group_bytes() const override { return sizeof(group); }

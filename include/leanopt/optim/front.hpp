@@ -667,7 +667,7 @@ class front : public Optimizer, public training_hooks {
       const Tensor* lr = rate_of(*x);
       const auto ordinal =
           what_.kind == state_kind::ours ? static_cast<const ParamState&>(*x->state).ordinal() : 0;
-      x->launch = lists_.add(x->on_device, x->p->device(),
+      x->launch = lists_.add(*x->on_device, x->p->device(),
                              {&x->job, std::uint64_t(ordinal), x->made, x->skips_elements,
                               x->p->unsafeGetTensorImpl(), x->state},
                              {x->options, lr ? static_cast<const double*>(lr->data_ptr()) : nullptr,

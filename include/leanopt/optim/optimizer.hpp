@@ -65,6 +65,30 @@ class optimizer : public detail::front {
     return Rule::rate(static_cast<const Options&>(*o), done + 1, rms);
   }
 
+  /// The kernel for a parameter of so many elements on a device; null where this program has none.
+  static const engine::device_kernel* kernel_for([[maybe_unused]] const Options& o,
+                                                 [[maybe_unused]] at::ScalarType type,
+                                                 [[maybe_unused]] std::int64_t elements) {
+    const engine::device_kernel* result = nullptr;
+#ifdef LEANOPT_WITH_CUDA
+    engine::with_arithmetic(type, [&](auto zero) {
+      using T = decltype(zero);
+      using shorter = typename Rule::template formula<false>;
+      using longer = typename Rule::template formula<true>;
+      const auto choose = [&](auto formula, auto format) {
+        result = &engine::compiled_list<Rule, Options, decltype(formula), decltype(format), Weights,
+                                        T>::kernel;
+      };
+      const bool is_long = Rule::is_long(o);
+      is_long ? choose(longer{}, formats::full{}) : choose(shorter{}, formats::full{});
+      if constexpr (Format::compressed)
+        if (elements >= o.min_compressed_elements())
+          choose(std::conditional_t<Rule::elementwise, shorter, longer>{}, Format{});
+    });
+#endif
+    return result;
+  }
+
  protected:
   std::unique_ptr<OptimizerOptions> convert(const OptimizerOptions& given,
                                             std::size_t group) const override {
@@ -142,6 +166,9 @@ class optimizer : public detail::front {
       build_elements(x);
     else
       build_tensor(x);
+    if (!x.p->is_cpu())
+      x.on_device =
+          kernel_for(static_cast<const Options&>(*x.options), x.p->scalar_type(), x.p->numel());
   }
   void run(const std::vector<detail::plan*>& plans) override {
     if constexpr (Rule::elementwise)
@@ -180,15 +207,16 @@ class optimizer : public detail::front {
   void build_elements(detail::plan& x) {
     const auto& o = static_cast<const Options&>(*x.options);
     auto moments = what_.slots;
-    moments.resize(o.amsgrad() ? 3 : 2);
+    moments.resize(Rule::is_long(o) ? 3 : 2);
     cpu::tensor_step& t = x.job.work;
+    const auto type = x.p->scalar_type();
     if (x.p->is_complex()) t.elements *= 2;
     if (recode(x, moments)) {
       point_to_codes(x, moments, t);
       t.p = x.shapes.in_logical_order(*x.p);
       t.g = x.shapes.in_logical_order(*x.g);
       t.p.residual = point_to_residual(x, get(*x.state, moments[0].name));
-      set_kernel<Format>(x, 2);
+      x.function = engine::elementwise_function<Rule, Format, Weights>(type, 2);
       return;
     }
     for (std::size_t k = 0; k < moments.size(); ++k)  // all in the order of the first
@@ -197,29 +225,8 @@ class optimizer : public detail::front {
     t.p = x.shapes.in_order_of(order, *x.p);
     t.g = x.shapes.in_order_of(order, *x.g);
     t.p.residual = point_to_residual(x, order);
-    set_kernel<formats::full>(x, int(moments.size()));
-  }
-  /// The compiled step of a format for the first `slots` slots of the rule's formula.
-  template <class Stored>
-  static void set_kernel(detail::plan& x, int slots) {
-    const auto type = x.p->scalar_type();
-    if (x.p->is_cpu()) {
-      x.function = engine::elementwise_function<Rule, Stored, Weights>(type, slots);
-      return;
-    }
-#ifdef LEANOPT_WITH_CUDA
-    engine::with_arithmetic(type, [&](auto zero) {
-      using T = decltype(zero);
-      using all = typename Rule::template formula<true>;
-      if constexpr (!Stored::compressed)
-        if (slots == all::slot_count) {
-          x.on_device = engine::compiled_list<Rule, Options, all, Stored, Weights, T>::make;
-          return;
-        }
-      x.on_device = engine::compiled_list<Rule, Options, typename Rule::template formula<false>,
-                                          Stored, Weights, T>::make;
-    });
-#endif
+    x.function =
+        engine::elementwise_function<Rule, formats::full, Weights>(type, int(moments.size()));
   }
 
   void step_elements(const std::vector<detail::plan*>& plans) {
@@ -266,8 +273,9 @@ class optimizer : public detail::front {
     const Tensor& p = *x.p;
     const auto& [exp_avg, row, column, variance] = Rule::moments;
     if (Rule::keeps_rms(o)) s.counter_bytes(8);
-    if (p.numel() == 0) return set_passes<formats::full>(x);
     engine::tensor_job& job = x.job;
+    job.epsilon = engine::epsilon_of(p.scalar_type());
+    if (p.numel() == 0) return;
     cpu::matrix_step& t = job.work;
     if (p.dim() > 1) {
       t.row = hold(s, row, p);
@@ -276,7 +284,7 @@ class optimizer : public detail::front {
       t.variance = hold(s, variance, p);
     }
     job.options = x.options;
-    job.first_moment = o.beta1().has_value();
+    job.first_moment = Rule::is_long(o);
     bool codes = false;
     if (job.first_moment) {
       codes = recode(x, {exp_avg});
@@ -290,28 +298,10 @@ class optimizer : public detail::front {
     t.g = x.shapes.in_logical_order(*x.g);
     if (has_residuals())  // in logical order, whatever the parameter's strides
       t.p.residual = point_to_residual(x, at::empty(p.sizes(), p.options().device(at::kMeta)));
-    job.epsilon = engine::epsilon_of(p.scalar_type());
     if (codes)
-      set_passes<Format>(x);
+      engine::set_function<Rule, Format, Weights, Options>(job, p.scalar_type());
     else
-      set_passes<formats::full>(x);
-  }
-  /// The compiled passes of a format.
-  template <class Stored>
-  static void set_passes(detail::plan& x) {
-    const auto type = x.p->scalar_type();
-    if (x.p->is_cpu()) return engine::set_function<Rule, Stored, Weights, Options>(x.job, type);
-#ifdef LEANOPT_WITH_CUDA
-    engine::with_arithmetic(type, [&](auto zero) {
-      using T = decltype(zero);
-      x.on_device =
-          x.job.first_moment
-              ? engine::compiled_list<Rule, Options, typename Rule::template formula<true>, Stored,
-                                      Weights, T>::make
-              : engine::compiled_list<Rule, Options, typename Rule::template formula<false>,
-                                      formats::full, Weights, T>::make;
-    });
-#endif
+      engine::set_function<Rule, formats::full, Weights, Options>(job, p.scalar_type());
   }
 
   void step_tensors(const std::vector<detail::plan*>& plans) {

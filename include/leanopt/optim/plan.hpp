@@ -134,7 +134,7 @@ struct plan {
   engine::tensor_job job;
   engine::operands shapes;  ///< own what the operands of the job point to
   engine::elementwise_work::function function = nullptr;  ///< on the CPU
-  engine::device_work::maker on_device = nullptr;         ///< of the kernel's list
+  const engine::device_kernel* on_device = nullptr;
   std::uint64_t seed = 0;
   bool skips_elements = false;  ///< whose gradient is not finite
   std::uint64_t made = 0;       ///< which plan it is, of all that were ever made

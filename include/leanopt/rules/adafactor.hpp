@@ -208,6 +208,12 @@ struct adafactor {
   static constexpr range not_positive{-INFINITY, std::numeric_limits<double>::min()};
   static constexpr range one_or_more{1, INFINITY};
 
+  /// Whether these options take the long formula.
+  template <class Options>
+  static bool is_long(const Options& o) {
+    return o.beta1().has_value();
+  }
+
   /// What the reductions of a step need; `epsilon` is that of the parameter's type.
   template <class T>
   struct reductions {

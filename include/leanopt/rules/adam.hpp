@@ -88,6 +88,12 @@ struct adam_rule {
     }
   };
 
+  /// Whether these options take the long formula.
+  template <class Options>
+  static bool is_long(const Options& o) {
+    return o.amsgrad();
+  }
+
   /// Powers and products in double; `step` counts from 1.
   template <class T, class Options>
   LEANOPT_HD_CALL static adam_coeffs<T> prepare(const Options& o, std::int64_t step) {

@@ -5,6 +5,7 @@
 // The backend comes before the engine.
 #include <leanopt/engine/cuda.cuh>
 #include <leanopt/leanopt.hpp>
+#include <leanopt/memory/footprint.hpp>
 
 #include <gtest/gtest.h>
 
@@ -360,12 +361,25 @@ TEST(BetweenSteps, SlotsAndRowsAreReadAndWrittenThere) {
   EXPECT_TRUE(same_bits(leanopt::slot(both.here, both.x.here[2], "exp_avg_sq"),
                         leanopt::slot(both.there, both.x.there[2], "exp_avg_sq")));
 }
-TEST(BetweenSteps, TheMemoryOfAListIsMeasured) {
-  pair_of_optimizers both;
-  both.step(1);
-  EXPECT_EQ(leanopt::compute_optimizer_size(both.here).elements,
-            leanopt::compute_optimizer_size(both.there).elements);
-  EXPECT_GT(both.there.scratch_bytes(), 0);
+TEST(OnADevice, PredictedMemoryIsMeasured) {
+  with_each([](auto kind) {
+    using optimizer = typename decltype(kind)::type;
+    twins x;
+    x.here.erase(x.here.begin() + 3);  // the one that is not in row-major order
+    x.there.erase(x.there.begin() + 3);
+    optimizer here(x.here, kind.options), there(x.there, kind.options);
+    for (auto* list : {&x.here, &x.there})
+      for (Tensor& p : *list) p.mutable_grad() = at::ones_like(p);
+    here.step();
+    there.step();
+    const leanopt::footprint measured = leanopt::measure(there),
+                             predicted = leanopt::predict<optimizer>(x.there, kind.options);
+    EXPECT_EQ(predicted.scratch, measured.scratch) << there.what().who.text();
+    EXPECT_EQ(predicted.total(), measured.total()) << there.what().who.text();
+    EXPECT_GT(measured.scratch, 0);
+    EXPECT_EQ(leanopt::compute_optimizer_size(here).elements,
+              leanopt::compute_optimizer_size(there).elements);
+  });
 }
 
 // ---- gradients that are not finite --------------------------------------------------------------
