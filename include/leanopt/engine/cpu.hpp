@@ -16,17 +16,22 @@
 LEANOPT_EXACT_BEGIN
 namespace leanopt::cpu {
 
-/// The instruction sets, in LibTorch's order and under its names (see level_from_environment()).
-enum class level { scalar, avx2, avx512 };
+/// The instruction sets, in LibTorch's order and under its names (see level_from_environment());
+/// the last one, which permutes bytes, has the name of the one before it.
+enum class level { scalar, avx2, avx512, avx512vbmi };
 constexpr const char* name_of(level l) {
-  return l == level::avx512 ? "avx512" : l == level::avx2 ? "avx2" : "default";
+  return l >= level::avx512 ? "avx512" : l == level::avx2 ? "avx2" : "default";
 }
 
 inline level best_level() {
 #if LEANOPT_LANES_X86
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+#if LEANOPT_PERMUTES_BYTES
+    return __builtin_cpu_supports("avx512vbmi") ? level::avx512vbmi : level::avx512;
+#else
     return level::avx512;
+#endif
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return level::avx2;
 #endif
   return level::scalar;
@@ -49,9 +54,11 @@ class float_environment {
 
 namespace detail {
 
-/// Lanes of T in a register that holds `Width` floats; one number where Width is 1.
+/// Lanes of T in a register that holds `Width` floats; one number where Width is 1. `permuting` is
+/// the width of four registers of which the bytes are permuted together.
+constexpr int permuting = 64;
 template <int Width, class T>
-using lanes_of = lanes<T, Width == 1 ? 1 : Width * 4 / int(sizeof(T))>;
+using lanes_of = lanes<T, Width == 1 ? 1 : (Width == permuting ? 16 : Width) * 4 / int(sizeof(T))>;
 
 template <class Kernel, class... A>
 [[gnu::noinline]] auto enter_scalar(const A&... args) {
@@ -67,6 +74,13 @@ template <class Kernel, class... A>
     const A&... args) {
   return Kernel::template run<16>(args...);
 }
+#if LEANOPT_PERMUTES_BYTES
+template <class Kernel, class... A>
+[[gnu::noinline, gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]] auto
+enter_avx512vbmi(const A&... args) {
+  return Kernel::template run<permuting>(args...);
+}
+#endif
 #endif
 
 /// What a kernel for numbers of type T is compiled for at most: float64 moves so many bytes that
@@ -77,9 +91,13 @@ constexpr level widest = sizeof(T) == 8 ? level::avx2 : level::avx512;
 /// Runs Kernel::run<Width>(args...) with the width of `l`, at most Widest's.
 template <class Kernel, level Widest, class... A>
 auto launch(level l, const A&... args) {
+#if LEANOPT_PERMUTES_BYTES
+  if constexpr (Widest == level::avx512vbmi)
+    if (l == level::avx512vbmi) return enter_avx512vbmi<Kernel>(args...);
+#endif
 #if LEANOPT_LANES_X86
-  if constexpr (Widest == level::avx512)
-    if (l == level::avx512) return enter_avx512<Kernel>(args...);
+  if constexpr (Widest >= level::avx512)
+    if (l >= level::avx512) return enter_avx512<Kernel>(args...);
   if constexpr (Widest != level::scalar)
     if (l != level::scalar) return enter_avx2<Kernel>(args...);
 #endif
@@ -344,6 +362,10 @@ struct stream {
 
 template <class Format>
 constexpr bool has_headers = !std::is_void_v<typename Format::header>;
+template <class Format, class = void>
+constexpr bool has_books = false;
+template <class Format>
+constexpr bool has_books<Format, std::void_t<typename Format::books>> = true;
 /// The statistics of a block's moments; none where values are stored each on their own.
 template <class Format, class V, bool = has_headers<Format>>
 struct range_type {
@@ -447,19 +469,32 @@ struct blocks {
     using L = lane_traits<F>;
     using V = lanes_of<Width, T>;
     using D = lane_traits<V>;
-    constexpr int N = L::count, G = L::group;
+    constexpr int N = L::count, G = Width == permuting ? 4 : L::group;
     alignas(64) float moments[S][B];
     alignas(64) T input[inputs::present ? B : 1] = {};
     if constexpr (inputs::present) in.template fill<V>(input, block * B, n);
     scale old[S];
     range_of<F> ranges[S];
     each<S>([&](auto k) LEANOPT_LAMBDA { old[k] = open(headers[k]); });
+    if constexpr (Width == permuting)
+      each<S>([&](auto k) LEANOPT_LAMBDA {
+        for (int j = 0; j < B; j += 4 * N) {
+          F s[4];
+          Format::template decode<Formula::slots[k].range, F>(old[k], L::load_packed(codes[k] + j),
+                                                              s);
+          LEANOPT_UNROLL
+          for (int i = 0; i < 4; ++i) L::store(moments[k] + j + i * N, s[i]);
+        }
+      });
 
 #pragma GCC unroll 4
     for (int j = 0; j < B; j += N) {
       F s[S];
       each<S>([&](auto k) LEANOPT_LAMBDA {
-        s[k] = decode<F, Formula::slots[k].range>(old[k], codes[k] + j);
+        if constexpr (Width == permuting)
+          s[k] = L::load(moments[k] + j);
+        else
+          s[k] = decode<F, Formula::slots[k].range>(old[k], codes[k] + j);
       });
       if constexpr (std::is_same_v<T, float>) {
         F w = L::load(p + j);
@@ -505,7 +540,7 @@ struct blocks {
                                     std::uint64_t key, std::size_t block, Prefetch prefetch) {
     using F = lanes_of<Width, float>;
     using L = lane_traits<F>;
-    constexpr int N = L::count, G = L::group;
+    constexpr int N = L::count, G = Width == permuting ? 4 : L::group;
     scale now[S];
     if constexpr (has_headers<Format>) {
       bool large = false;
@@ -529,15 +564,24 @@ struct blocks {
     for (int j = 0; j < B; j += N * G) {
       prefetch(j);
       each<S>([&](auto k) LEANOPT_LAMBDA {
-        ints<F> x[G];
+        if constexpr (Width == permuting) {
+          F x[G];
+          LEANOPT_UNROLL
+          for (int i = 0; i < G; ++i) x[i] = L::load(moments[k] + j + i * N);
+          typename L::packed code;
+          Format::template encode<Formula::slots[k].range, F>(now[k], x, code);
+          L::store_packed(codes[k] + j, code);
+        } else {
+          ints<F> x[G];
 #pragma GCC unroll 4
-        for (int i = 0; i < G; ++i) {
-          x[i] = Format::template encode<Formula::slots[k].range, F>(
-                     now[k], L::load(moments[k] + j + i * N), draw[k].next()) >>
-                 8 * Format::code_byte;
-          if constexpr (sizeof(stored) == 2) L::store_words(codes[k] + j + i * N, x[i]);
+          for (int i = 0; i < G; ++i) {
+            x[i] = Format::template encode<Formula::slots[k].range, F>(
+                       now[k], L::load(moments[k] + j + i * N), draw[k].next()) >>
+                   8 * Format::code_byte;
+            if constexpr (sizeof(stored) == 2) L::store_words(codes[k] + j + i * N, x[i]);
+          }
+          if constexpr (sizeof(stored) == 1) L::store_bytes(codes[k] + j, x);
         }
-        if constexpr (sizeof(stored) == 1) L::store_bytes(codes[k] + j, x);
       });
     }
   }
@@ -628,7 +672,9 @@ template <class Formula, class Format, class T>
 struct step_kernel {
   /// Full precision waits for the divider and for memory, whatever the width; 512 bits are up to
   /// half as slow again where arrays begin at like offsets of their pages, as large ones do.
-  static constexpr level most = Format::block == 0 ? level::avx2 : widest<T>;
+  static constexpr level most = Format::block == 0 || sizeof(T) == 8 ? level::avx2
+                                : has_books<Format>                  ? level::avx512vbmi
+                                                                     : level::avx512;
 
   template <int Width, class Piece, class Inputs>
   LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& c, const Piece& t,

@@ -129,7 +129,7 @@ struct shape_group {
 
 namespace detail {
 
-inline constexpr std::int64_t book_bytes = sizeof(formats::dynamic8::books);
+inline constexpr std::int64_t book_bytes = sizeof(formats::dynamic8::host_books);
 
 /// Of all parameters; with more, sums of bytes could overflow.
 inline constexpr std::int64_t most_elements = std::int64_t(1) << 54;
