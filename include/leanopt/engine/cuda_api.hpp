@@ -267,6 +267,8 @@ class adafactor_constants {
   explicit adafactor_constants(const Options& o)
       : lr_(o.lr()),
         weight_decay_(o.weight_decay()),
+        beta2_decay_(o.beta2_decay()),
+        decay_rate_(o.decay_rate()),
         d_(o.d()),
         clip_threshold_(o.clip_threshold()),
         maximize_(o.maximize()),
@@ -275,21 +277,24 @@ class adafactor_constants {
         relative_step_(o.relative_step()),
         warmup_init_(o.warmup_init()) {
     const auto [eps1, eps2] = o.eps();
-    eps_ = {eps1.value_or(0), eps2};
+    eps_ = {{eps1.value_or(0), eps1.has_value()}, eps2};
     beta1_ = {o.beta1().value_or(0), o.beta1().has_value()};
   }
 
-  struct pair {
-    double first, second;
-  };
   struct optional {
     double value;
     bool given;
     LEANOPT_HD double value_or(double x) const { return given ? value : x; }
   };
+  struct pair {
+    optional first;
+    double second;
+  };
   LEANOPT_HD double lr() const { return lr_; }
   LEANOPT_HD pair eps() const { return eps_; }
   LEANOPT_HD double weight_decay() const { return weight_decay_; }
+  LEANOPT_HD double beta2_decay() const { return beta2_decay_; }
+  LEANOPT_HD double decay_rate() const { return decay_rate_; }
   LEANOPT_HD double d() const { return d_; }
   LEANOPT_HD double clip_threshold() const { return clip_threshold_; }
   LEANOPT_HD optional beta1() const { return beta1_; }
@@ -300,7 +305,7 @@ class adafactor_constants {
   LEANOPT_HD bool warmup_init() const { return warmup_init_; }
 
  private:
-  double lr_, weight_decay_, d_, clip_threshold_;
+  double lr_, weight_decay_, beta2_decay_, decay_rate_, d_, clip_threshold_;
   pair eps_;
   optional beta1_;
   bool maximize_, is_hugging_face_, scale_parameter_, relative_step_, warmup_init_;
