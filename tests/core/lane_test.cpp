@@ -620,18 +620,6 @@ TEST(Lane, SumsHaveOneOrder) {
   check_sums<double>();
 }
 
-TEST(Lane, PowerIsThatOfRepeatedProducts) {
-  EXPECT_EQ(leanopt::power(0.9, 0), 1);
-  EXPECT_EQ(leanopt::power(0.9, 1), 0.9);
-  EXPECT_EQ(leanopt::power(2, 1000), 0x1p1000);
-  EXPECT_EQ(leanopt::power(0, 3), 0);
-  for (const double x : {0.9, 0.999, 0.99999})
-    for (const std::int64_t n : {2, 3, 7, 100, 12345, 1000000}) {
-      const long double exact = std::pow((long double)x, (long double)n);
-      EXPECT_NEAR(leanopt::power(x, n), double(exact), 0x1p-52 * double(exact)) << x << "^" << n;
-    }
-}
-
 // ---- numbers of 16 bits -------------------------------------------------------------------------
 
 /// A small float format by its definition: sign, exponent bits with the usual bias, mantissa bits.

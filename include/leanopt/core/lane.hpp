@@ -150,25 +150,6 @@ LEANOPT_HD scalar<float> abs(const scalar<float>& x) { return __builtin_fabsf(x.
 LEANOPT_HD std::uint32_t reduce_max(std::uint32_t a) { return a; }
 LEANOPT_HD std::uint32_t reduce_min(std::uint32_t a) { return a; }
 
-/// x^n by squaring, n >= 0, rounded from twice the precision: within an ulp of the true power, and
-/// the same bits with every libm, which std::pow does not promise, and on every device.
-LEANOPT_HD_CALL inline double power(double x, std::int64_t n) {
-  using number = scalar<double>;
-  struct sum {
-    number high, low;
-    LEANOPT_HD sum operator*(const sum& b) const {
-      const number p = high * b.high;
-      const number error = fma(high, b.high, -p) + (high * b.low + low * b.high);
-      const number total = p + error;
-      return {total, error - (total - p)};
-    }
-  };
-  sum result{1.0, 0.0}, factor{x, 0.0};
-  for (; n; n >>= 1, factor = factor * factor)
-    if (n & 1) result = result * factor;
-  return result.high.v;
-}
-
 namespace detail {
 template <class T>
 struct scalar_traits {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <leanopt/core/option.hpp>
+#include <leanopt/core/power.hpp>
 #include <leanopt/core/slot.hpp>
 #include <leanopt/core/work.hpp>
 
@@ -223,15 +224,17 @@ struct adafactor {
     T limit;       ///< of x
   };
   template <class T, class Options>
-  static reductions<T> prepare(const Options& o, std::int64_t step, double epsilon) {
+  LEANOPT_HD_CALL static reductions<T> prepare(const Options& o, std::int64_t step,
+                                               double epsilon) {
     const double decay = o.is_hugging_face() ? o.decay_rate() : o.beta2_decay();
-    const T weight = T(std::pow(double(step), decay));
-    [[maybe_unused]] const auto [given, eps2] = o.eps();
-    const double eps1 = given.value_or(o.is_hugging_face() ? 1e-30 : epsilon);
-    const T largest = std::numeric_limits<T>::max();
-    if (o.is_hugging_face()) return {weight, T(eps1), T(0), largest};
-    return {weight, T(0), T(eps1), eps1 > 0 && 1 / eps1 < largest ? T(1 / eps1) : largest};
+    const T weight = T(real_power(double(step), decay));
+    [[maybe_unused]] const auto [first, second] = o.eps();
+    const double eps1 = first.value_or(o.is_hugging_face() ? 1e-30 : epsilon);
+    if (o.is_hugging_face()) return {weight, T(eps1), T(0), largest<T>};
+    return {weight, T(0), T(eps1), eps1 > 0 && 1 / eps1 < largest<T> ? T(1 / eps1) : largest<T>};
   }
+  template <class T>
+  static constexpr T largest = std::numeric_limits<T>::max();
 
   /// The moving average of a mean of squares.
   template <class V, class T>

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <leanopt/core/option.hpp>
+#include <leanopt/core/power.hpp>
 #include <leanopt/core/slot.hpp>
 #include <leanopt/core/work.hpp>
 
