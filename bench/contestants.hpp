@@ -63,7 +63,7 @@ class fused_adamw : public contestant {
       for (const Tensor& p : w.parameters) {
         l.exp_avgs.push_back(torch::zeros_like(p, p.options().requires_grad(false)));
         l.exp_avg_sqs.push_back(l.exp_avgs.back().clone());
-        l.steps.push_back(torch::full({}, 100.0f));
+        l.steps.push_back(torch::full({}, 100.0f, at::TensorOptions(p.device())));
       }
     }
   }
@@ -268,6 +268,32 @@ inline entry moving_entry(const entry& e) {
   return {std::move(name), e.type, m, [m](const std::vector<window>& windows) {
             return std::make_unique<moving_loop>(windows, m);
           }};
+}
+
+/// Copies as many bytes as a step reads and writes, by the operator of the tensors' device.
+class copying : public contestant {
+ public:
+  copying(const std::vector<window>& windows, const streams& s) {
+    for (const window& w : windows) {
+      std::int64_t elements = 0;
+      for (const Tensor& p : w.parameters) elements += p.numel();
+      const auto options = w.parameters.front().options().dtype(at::kByte).requires_grad(false);
+      const Tensor from = torch::zeros({elements * s.traffic() / 2}, options);
+      arrays_.emplace_back(from, torch::zeros_like(from));
+    }
+  }
+  void step(std::size_t window) override { arrays_[window].second.copy_(arrays_[window].first); }
+  std::int64_t state_bytes() const override { return 0; }
+
+ private:
+  std::vector<std::pair<Tensor, Tensor>> arrays_;
+};
+/// The copy of what `e` has to move.
+inline entry copying_entry(const entry& e) {
+  const streams& m = e.moves;
+  return {
+      "copying_" + std::to_string(m.traffic()) + "_bytes", e.type, m,
+      [m](const std::vector<window>& windows) { return std::make_unique<copying>(windows, m); }};
 }
 
 /// Bytes per second that memcpy moves between arrays far larger than any cache, read and written

@@ -6,6 +6,8 @@
 // what the first has brought there, and no order of turns is fair to all.
 #pragma once
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -92,17 +94,19 @@ inline double thread_clock() {
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
-inline window make_window(const std::vector<shape>& shapes, at::ScalarType type) {
+
+}  // namespace detail
+
+inline window make_window(const std::vector<shape>& shapes, at::ScalarType type,
+                          at::Device device) {
   window w;
   for (const shape& s : shapes) {
-    w.parameters.push_back(torch::randn(s).mul_(0.02).to(type).requires_grad_());
-    w.gradients.push_back(torch::randn(s).mul_(1e-3).to(type));
+    w.parameters.push_back(torch::randn(s, device).mul_(0.02).to(type).requires_grad_());
+    w.gradients.push_back(torch::randn(s, device).mul_(1e-3).to(type));
     w.parameters.back().mutable_grad() = w.gradients.back();
   }
   return w;
 }
-
-}  // namespace detail
 
 /// Seconds that `f` takes: this thread's own with one thread, else those of the wall.
 template <class F>
@@ -113,13 +117,28 @@ double seconds_of(int threads, F f) {
   return clock() - begin;
 }
 
+/// Seconds of a device, not the CPU, from where it would begin to work until the work of `f` is
+/// done.
+template <class F>
+double seconds_on(at::Device device, F f) {
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  c10::Event begin(device.type(), c10::EventFlag::BACKEND_DEFAULT),
+      end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+  begin.record(stream);
+  f();
+  end.record(stream);
+  end.synchronize();
+  return begin.elapsedTime(end) * 1e-3;
+}
+
 struct race_rules {
   int threads = 1;
-  double seconds = 2;                       ///< how long all take turns
-  double bytes = double(1ull << 30) * 4;    ///< what all windows of a cold problem take together
-  static constexpr int fewest_rounds = 8;   ///< however long they take
-  static constexpr int most_windows = 64;   ///< of a contestant
-  static constexpr double shortest = 1e-4;  ///< seconds of a sample: well above the clock's cost
+  double seconds = 2;                     ///< how long all take turns
+  double bytes = double(1ull << 30) * 4;  ///< what all windows of a cold problem take together
+  at::Device device = at::kCPU;
+  double shortest = 1e-4;                  ///< seconds of a sample: well above the clock's cost
+  static constexpr int fewest_rounds = 8;  ///< however long they take
+  static constexpr int most_windows = 64;  ///< of a contestant
 };
 
 /// A result per entry. Parameters, gradients and state live as long as the call.
@@ -141,15 +160,16 @@ inline std::vector<result> run_race(const problem& what, const std::vector<entry
   std::vector<runner> field;
   std::vector<result> results;
   const auto sample = [&](runner& r, int w, int repeats) {
-    return seconds_of(rules.threads,
-                      [&] {
-                        for (int i = 0; i < repeats; ++i) r.one->step(std::size_t(w));
-                      }) /
+    const auto steps = [&] {
+      for (int i = 0; i < repeats; ++i) r.one->step(std::size_t(w));
+    };
+    return (rules.device.is_cpu() ? seconds_of(rules.threads, steps)
+                                  : seconds_on(rules.device, steps)) /
            repeats;
   };
   for (const entry& e : entries) {
     std::vector<window> own;
-    for (int w = 0; w < windows; ++w) own.push_back(detail::make_window(what.shapes, e.type));
+    for (int w = 0; w < windows; ++w) own.push_back(make_window(what.shapes, e.type, rules.device));
     runner r{e.enter(own)};
     for (int w = 0; w < windows; ++w) sample(r, w, 1);  // the first step makes the state
     double once = sample(r, 0, 1);

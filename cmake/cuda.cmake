@@ -216,7 +216,8 @@ function(_leanopt_make_cuda_target version toolkit)
   add_library(leanopt::cuda ALIAS leanopt_cuda)
   target_include_directories(leanopt_cuda SYSTEM PRIVATE ${toolkit}/include)
   target_compile_definitions(leanopt_cuda PUBLIC LEANOPT_WITH_CUDA)
-  set_target_properties(leanopt_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  set_target_properties(leanopt_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON
+                        LEANOPT_NVCC_OPTIONS "${options}")
 
   # Nothing in a program names libtorch_cuda, which registers itself when it is loaded: the linker is
   # told to keep it. CMake is given the files once more, since it makes run paths of those it knows.

@@ -28,6 +28,7 @@ expect_usage(--epochs 0)
 expect_usage(--epochs 2x)
 expect_usage(--epochs 256)
 expect_usage(--seed -1)
+expect_usage(--device all)
 expect_usage(--threads 0)
 expect_usage(--threads)
 expect_usage(--fast)
@@ -35,6 +36,13 @@ expect_usage(--fast)
 run_demo(--data /nonexistent --no-sizes)
 if(NOT code STREQUAL "1" OR NOT err MATCHES "cannot open")
   message(FATAL_ERROR "a missing data folder gave exit code ${code}\n${err}")
+endif()
+
+run_demo(--device cuda)
+if(NOT code STREQUAL "1" OR out OR
+   NOT err STREQUAL "demo: --device cuda: this program was built without leanopt::cuda; the target \
+run_demo_cuda builds and runs one with it\n")
+  message(FATAL_ERROR "--device cuda gave exit code ${code}\n${out}\n${err}")
 endif()
 
 run_demo(--help)

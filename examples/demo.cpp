@@ -6,6 +6,7 @@
 
 #include "examples/digits/arguments.hpp"
 #include "examples/digits/data.hpp"
+#include "examples/digits/device.hpp"
 #include "examples/digits/train.hpp"
 #include "examples/model_sizes.hpp"
 #include "examples/text.hpp"
@@ -83,7 +84,8 @@ int run_demo(const digits::arguments& arguments, const std::vector<contender>& a
              const std::vector<std::string>& models) {
   torch::set_num_threads(static_cast<int>(arguments.threads));
   // Both files are read first: a wrong folder should not be found out after the training.
-  const data_set data = digits::load_digits(arguments.data + "/digits.txt");
+  const torch::Device device = digits::device_named(arguments.device);
+  const data_set data = digits::load_digits(arguments.data + "/digits.txt").to(device);
   const std::vector<model_sizes::shape> distilbert =
       model_sizes::load_shapes(arguments.data + "/distilbert_shapes.txt");
 
@@ -95,8 +97,8 @@ int run_demo(const digits::arguments& arguments, const std::vector<contender>& a
       runs.push_back(entry.run(data, {model, arguments.epochs, arguments.seed}));
     }
   }
-  std::cout << "\nAfter " << arguments.epochs << " epochs, on " << data.test.size()
-            << " digits that were not trained on (MB of 2^20 bytes):\n\n"
+  std::cout << "\nAfter " << arguments.epochs << " epochs (" << device << "), on "
+            << data.test.size() << " digits that were not trained on (MB of 2^20 bytes):\n\n"
             << as_table(runs) << std::flush;
 
   if (arguments.sizes) model_sizes::print_state_sizes(distilbert);

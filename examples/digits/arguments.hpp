@@ -15,12 +15,14 @@ namespace digits {
 
 inline constexpr std::string_view usage =
     "usage: demo [--model mlp|cnn|all] [--optimizer NAME|all] [--epochs N] [--seed N]\n"
-    "            [--threads N] [--data FOLDER] [--no-sizes] [--help]\n"
+    "            [--device cpu|cuda] [--threads N] [--data FOLDER] [--no-sizes] [--help]\n"
     "\n"
     "  --model      the net to train; default all\n"
     "  --optimizer  torch-adamw, adamw, adafactor or adamw8bit; default all\n"
     "  --epochs     1 to 255; default 10\n"
     "  --seed       0 to 1048575, start values and batch order; default 1\n"
+    "  --device     where nets, data and optimizers are; default cpu. cuda needs a program that\n"
+    "               links leanopt::cuda, and a device\n"
     "  --threads    1 to 1024; default 1, as these nets are too small to share\n"
     "  --data       folder of digits.txt and distilbert_shapes.txt\n"
     "  --no-sizes   leave out the table of state sizes for DistilBERT (it needs 1.2 GB)\n";
@@ -35,6 +37,7 @@ struct arguments {
   std::string optimizer = "all";
   std::int64_t epochs = 10;
   std::int64_t seed = 1;
+  std::string device = "cpu";
   std::int64_t threads = 1;
   std::string data;
   bool sizes = true;
@@ -57,11 +60,15 @@ inline std::int64_t parse_integer(const std::string& option, const std::string& 
 
 inline std::string parse_choice(const std::string& option, const std::string& value,
                                 const std::vector<std::string>& choices) {
-  if (value == "all") return value;
   for (const std::string& choice : choices) {
     if (value == choice) return value;
   }
   throw usage_error(option + " has no choice '" + value + "'");
+}
+
+inline std::vector<std::string> or_all(std::vector<std::string> choices) {
+  choices.push_back("all");
+  return choices;
 }
 
 }  // namespace detail
@@ -79,13 +86,15 @@ inline arguments parse_arguments(const std::vector<std::string>& words,
       return words[++i];
     };
     if (option == "--model") {
-      result.model = detail::parse_choice(option, value(), models);
+      result.model = detail::parse_choice(option, value(), detail::or_all(models));
     } else if (option == "--optimizer") {
-      result.optimizer = detail::parse_choice(option, value(), optimizers);
+      result.optimizer = detail::parse_choice(option, value(), detail::or_all(optimizers));
     } else if (option == "--epochs") {
       result.epochs = detail::parse_integer(option, value(), 1, most_epochs);
     } else if (option == "--seed") {
       result.seed = detail::parse_integer(option, value(), 0, largest_run_seed);
+    } else if (option == "--device") {
+      result.device = detail::parse_choice(option, value(), {"cpu", "cuda"});
     } else if (option == "--threads") {
       result.threads = detail::parse_integer(option, value(), 1, 1024);
     } else if (option == "--data") {

@@ -21,11 +21,14 @@ struct samples {
   torch::Tensor labels;  // [n] int64, 0 to 9
 
   std::int64_t size() const { return labels.size(0); }
+  samples to(torch::Device device) const { return {images.to(device), labels.to(device)}; }
 };
 
 struct data_set {
   samples training;
   samples test;
+
+  data_set to(torch::Device device) const { return {training.to(device), test.to(device)}; }
 };
 
 namespace detail {

@@ -23,7 +23,8 @@ inline std::int64_t steps_per_epoch(const samples& data) {
 template <class AfterStep>
 void train_epoch(net& model, torch::optim::Optimizer& optimizer, const samples& data,
                  std::int64_t seed, std::int64_t epoch, AfterStep after_step) {
-  const torch::Tensor order = torch::tensor(epoch_order(seed, epoch, data.size()), torch::kInt64);
+  const torch::Tensor order =
+      torch::tensor(epoch_order(seed, epoch, data.size()), torch::kInt64).to(data.images.device());
   std::int64_t step = 0;
   for (const torch::Tensor& batch : order.split(batch_size)) {
     optimizer.zero_grad();

@@ -72,7 +72,7 @@ inline scores evaluate(net& model, const samples& data) {
   model.train(was_training);
 
   const auto as_vector = [](const torch::Tensor& t) {
-    const torch::Tensor dense = t.contiguous();
+    const torch::Tensor dense = t.cpu().contiguous();
     const auto* first = dense.data_ptr<std::int64_t>();
     return std::vector<std::int64_t>(first, first + dense.numel());
   };

@@ -51,6 +51,7 @@ template <class Optimizer>
 run_result train(const std::string& name, const leanopt::options_of<Optimizer>& options,
                  const data_set& data, const run_plan& plan) {
   const std::shared_ptr<net> model = make_net(plan.net, plan.seed);
+  model->to(data.training.images.device());
   // Biases and the scales of norms have nothing to gain from being pulled towards zero.
   Optimizer optimizer(leanopt::weight_decay_groups(*model, options), options);
   print_heading(plan.net + " with " + name, *model, leanopt::compute_optimizer_size(optimizer));

@@ -1,8 +1,8 @@
 // The optimizers as their users meet them, in runs that can be repeated under other conditions:
 // another instruction set, another number of threads, another gradient. Tensors are filled with bit
 // patterns, because LibTorch's generators and casts depend on some of these conditions. The classes
-// are named in level_test.cpp, those by template in more_classes.cpp, so that two units alone pay
-// for compiling every kernel of theirs.
+// are named in classes.cpp, those by template in more_classes.cpp, so that two units alone pay for
+// compiling every kernel of theirs.
 #pragma once
 
 #include <leanopt/core/option.hpp>
