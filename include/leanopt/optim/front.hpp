@@ -124,6 +124,7 @@ class front : public Optimizer, public training_hooks {
   }
 
   void prepare_single_steps() override {
+    settle_steps();
     refresh();
     for (std::size_t i = 0; i < param_groups_.size(); ++i)
       TORCH_CHECK(storage_of(*options_in(i)).bad_gradients != nonfinite::skip_step,
@@ -260,6 +261,7 @@ class front : public Optimizer, public training_hooks {
   /// Applies `f` to every slot of `p` that has a row per row of it; `rows` is the new number of
   /// rows.
   void change_rows(const Tensor& p, std::int64_t rows, const change& f) {
+    settle_steps();  // random bits depend on them
     OptimizerParamState* s = state_for(p);
     if (!s) return;
     if (has_residuals())
@@ -326,6 +328,7 @@ class front : public Optimizer, public training_hooks {
                 " has sizes ", at::IntArrayRef(sizes), ", the value ", value.sizes());
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
+    settle_steps();
     OptimizerParamState* s = state_for(p);
     if (!s) s = make_state(p);
     set_ordinal(*s);

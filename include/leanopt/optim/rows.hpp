@@ -132,6 +132,7 @@ inline void replace_parameter(Optimizer& optimizer, const Tensor& old, const Ten
       swap(fresh, before);
       throw;
     }
+    ours->settle_steps();  // a device counts those of the tensor that goes
     ours->pin(fresh);
   }
   if (const auto it = optimizer.state().find(before.unsafeGetTensorImpl());

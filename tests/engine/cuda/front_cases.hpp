@@ -288,6 +288,36 @@ TEST(BetweenSteps, SlotsAndRowsAreReadAndWrittenThere) {
   EXPECT_TRUE(same_bits(leanopt::slot(both.here, both.x.here[2], "exp_avg_sq"),
                         leanopt::slot(both.there, both.x.there[2], "exp_avg_sq")));
 }
+TEST(BetweenSteps, WhatADeviceCountedMovesToAnotherTensor) {
+  pair_of_optimizers both;
+  both.counted_step(1);
+  both.counted_step(2);
+  const auto replace = [](AdamW8bit& o, std::vector<Tensor>& list) {
+    const Tensor old = list[2];
+    list[2] = copy_on(old.device(), old.detach()).requires_grad_();
+    leanopt::replace_parameter(o, old, list[2]);
+  };
+  replace(both.here, both.x.here);
+  replace(both.there, both.x.there);
+  EXPECT_EQ(both.there.steps_of(both.x.there[2]), 2);
+  both.step(3);
+  EXPECT_EQ(difference(both.here, both.there), "");
+}
+TEST(BetweenSteps, SlotsAreRoundedByTheCountOfTheDevice) {
+  using optimizer = leanopt::basic_adamw<leanopt::formats::bfloat16_stochastic>;
+  parameters x(place::device(), /*wide=*/false);
+  optimizer here(x.here), there(x.there);
+  x.set_gradients(1);
+  here.step();
+  there.set_step_scalars({{}, scalar(0), {}});
+  there.step();
+  for (auto* o : {&here, &there}) {
+    const Tensor& p = o->param_groups()[0].params()[0];
+    leanopt::set_slot(*o, p, "exp_avg", at::full_like(p, 0.1f));
+  }
+  leanopt::settle_steps(there);
+  EXPECT_EQ(difference(here, there), "");
+}
 // ---- gradients that are not finite --------------------------------------------------------------
 
 TEST(NotFinite, ElementsAndStepsAreLeftOutAsOnTheCpu) {
