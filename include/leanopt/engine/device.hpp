@@ -103,7 +103,7 @@ class device_step {
   /// Whether both are of the same tensors in the same groups, whatever their number of steps.
   bool is_like(const device_step& b) const {
     const auto same_item = [](const item& x, const item& y) {
-      return x.made == y.made && x.group == y.group;
+      return x.made == y.made && x.ordinal == y.ordinal && x.group == y.group;
     };
     const auto same_group = [](const group& x, const group& y) { return x.lr == y.lr; };
     return std::equal(items_.begin(), items_.end(), b.items_.begin(), b.items_.end(), same_item) &&

@@ -49,17 +49,21 @@ inline void prefetch_object(const void* impl) {
     __builtin_prefetch(static_cast<const char*>(impl) + at);
 }
 
-/// The type, layout and shape of a tensor.
+/// The device, type, layout and shape of a tensor.
 class tensor_facts {
  public:
   tensor_facts() = default;
   explicit tensor_facts(const torch::Tensor& t)
-      : keys_(t.key_set()), type_(t.scalar_type()), sizes_(t.sizes()), strides_(t.strides()) {}
+      : keys_(t.key_set()),
+        device_(t.device()),
+        type_(t.scalar_type()),
+        sizes_(t.sizes()),
+        strides_(t.strides()) {}
 
-  /// The keys tell the layout, the device, and lazy conjugation and negation.
+  /// The keys tell the layout, and lazy conjugation and negation.
   bool are_of(const torch::Tensor& t) const {
-    return t.key_set() == keys_ && t.scalar_type() == type_ && are(sizes_, t.sizes()) &&
-           are(strides_, t.strides());
+    return t.key_set() == keys_ && t.device() == device_ && t.scalar_type() == type_ &&
+           are(sizes_, t.sizes()) && are(strides_, t.strides());
   }
 
  private:
@@ -71,6 +75,7 @@ class tensor_facts {
     return same;
   }
   c10::DispatchKeySet keys_;
+  at::Device device_ = at::kCPU;
   at::ScalarType type_ = at::ScalarType::Undefined;
   numbers sizes_, strides_;
 };

@@ -256,6 +256,20 @@ TEST(BetweenSteps, ACountSetByHandWins) {
   EXPECT_EQ(both.there.steps_of(both.x.there[0]), 41);
   EXPECT_EQ(difference(both.here, both.there), "");
 }
+TEST(BetweenSteps, AnOrdinalMayChange) {
+  using optimizer = leanopt::basic_adamw<leanopt::formats::bfloat16_stochastic>;
+  parameters x(place::device(), /*wide=*/false);
+  optimizer here(x.here), there(x.there);
+  for (int step = 1; step <= 2; ++step) {
+    x.set_gradients(step);
+    for (auto* o : {&here, &there}) {
+      o->step();
+      auto& state = *o->state().at(o->param_groups()[0].params()[0].unsafeGetTensorImpl());
+      static_cast<leanopt::ParamState&>(state).ordinal(70);
+    }
+  }
+  EXPECT_EQ(difference(here, there), "");
+}
 TEST(BetweenSteps, AnArchiveGoesFromOneToTheOther) {
   pair_of_optimizers both;
   both.counted_step(1);
@@ -413,6 +427,16 @@ TEST(Refused, ARateThatIsNotWhereTheParametersAre) {
   EXPECT_EQ(difference(both.here, both.there), "");
 }
 
+TEST(Refused, AGradientOnAnotherDevice) {
+  pair_of_optimizers both;
+  both.step(1);
+  both.x.set_gradients(2);
+  const at::Device last(place::device().type(), c10::DeviceIndex(place::devices() - 1));
+  if (last == place::device()) GTEST_SKIP() << "there is one device";
+  Tensor& g = both.x.there[0].mutable_grad();
+  g = copy_on(last, g);
+  EXPECT_TRUE(says(error_of([&] { both.there.step(); }), "its gradient"));
+}
 // ---- codes alone --------------------------------------------------------------------------------
 
 template <class Format>
