@@ -4,6 +4,7 @@
 
 #include <leanopt/engine/device.hpp>
 
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstring>
@@ -50,7 +51,7 @@ class device_list : public device_work {
 
     const at::Tensor inv_scale = there(scalars.inv_scale, at::kDouble),
                      clip = there(scalars.clip, at::kDouble),
-                     found_inf = there(by_device ? scalars.found_inf : at::Tensor(), at::kFloat);
+                     found_inf = there(scalars.found_inf, at::kFloat);
     cuda::device_scalars of_step;
     if (inv_scale.defined()) of_step.inv_scale = static_cast<const double*>(inv_scale.data_ptr());
     if (clip.defined()) of_step.clip = static_cast<const double*>(clip.data_ptr());
@@ -182,7 +183,10 @@ class device_list : public device_work {
     return memory_.narrow(0, std::int64_t(from), std::int64_t(count * sizeof(std::int64_t))).cpu();
   }
   at::Tensor there(const at::Tensor& scalar, at::ScalarType type) const {
-    return scalar.defined() ? scalar.to(device(), type) : scalar;
+    if (!scalar.defined()) return scalar;
+    if (scalar.is_cpu())  // a copy would wait for the device
+      return at::full({}, scalar.item<double>(), at::TensorOptions(type).device(device()));
+    return scalar.to(device(), type);
   }
 
   device_step list_;                   // as it was when it was made

@@ -95,7 +95,8 @@ class front : public Optimizer, public training_hooks {
       if (!x->is_ready) make_ready(*x);
     if (!listed) make_lists(by_device);
     run(on_host_);
-    lists_.run({scalars_.inv_scale, scalars_.clip, scalars_.found_inf}, by_device, captured);
+    lists_.run({scalars_.inv_scale, scalars_.clip, found_there ? found : Tensor()}, by_device,
+               captured);
     scalars_ = {};
     for (const plan* x : active_) {  // nothing below can throw
       if (!x->list || !lists_.counts_steps(x->list)) count_step(*x->state);
@@ -647,6 +648,11 @@ class front : public Optimizer, public training_hooks {
     TORCH_CHECK(!captured || on_host_.empty(),
                 "leanopt: a step with parameters on the CPU cannot be captured in a graph, which "
                 "would not step them; give them an optimizer of their own");
+    for (const Tensor* t : {&scalars_.inv_scale, &scalars_.found_inf, &scalars_.clip})
+      TORCH_CHECK(
+          !captured || !t->defined() || !t->is_cpu(),
+          "leanopt: a scalar on the CPU cannot be captured in a graph, which would not read "
+          "it again; give set_step_scalars() tensors in the device's memory");
     TORCH_CHECK(
         !captured || !looks_at_all_,
         "leanopt: nonfinite::skip_step, for which the host looks at all gradients, cannot be "

@@ -108,6 +108,26 @@ TEST(OnADevice, ScalarsAreReadThereAndStepsCountedThere) {
   });
 }
 
+TEST(OnADevice, ScalarsOfTheHostAreNoReasonToWait) {
+  with_each([](auto kind) {
+    using optimizer = typename decltype(kind)::type;
+    parameters x(place::device());
+    optimizer here(x.here, kind.options), there(x.there, kind.options);
+    for (int step = 1; step <= 3; ++step) {
+      x.set_gradients(step);
+      for (optimizer* o : {&here, &there})
+        o->set_step_scalars({at::full({}, 0.3), at::full({}, step == 2 ? 1.0 : 0.0),
+                             at::full({}, 0.7, at::kDouble)});
+      here.step();
+      if (step == 1)
+        there.step();
+      else
+        place::allocations_of([&] { there.step(); });
+    }
+    EXPECT_EQ(difference(here, there), "") << here.what().who.text();
+  });
+}
+
 TEST(OnADevice, ACapturedStepReplayedIsSoManySteps) {
   with_each([](auto kind) {
     using optimizer = typename decltype(kind)::type;
@@ -408,6 +428,8 @@ TEST(Refused, ACaptureThatWouldReplaySomethingElse) {
 
   AdamW8bit skipping(both.x.there, AdamW8bitOptions().nonfinite(leanopt::nonfinite::skip_step));
   EXPECT_TRUE(says(error_of([&] { place::capture([&] { skipping.step(); }); }), "skip_step"));
+  both.there.set_step_scalars({at::ones({}), {}, {}});
+  EXPECT_TRUE(says(error_of([&] { place::capture([&] { both.there.step(); }); }), "scalar"));
   std::vector<Tensor> mixed = {both.x.here[0], both.x.there[2]};
   AdamW8bit of_both(mixed);
   of_both.step();

@@ -28,7 +28,7 @@ inline const c10::Device device{c10::DeviceType::PrivateUse1, 0};
 struct settings_of_backend {
   int current = 0;      ///< the device
   int allocations = 0;  ///< counted
-  int transfers = 0;    ///< from a device to the host: each is a wait on a real one
+  int transfers = 0;    ///< between a device and the host: each is a wait on a real one
 };
 inline settings_of_backend& backend() {
   static settings_of_backend all;
@@ -107,9 +107,13 @@ inline at::Tensor view(const at::Tensor& t, c10::SymIntArrayRef sizes) {
   return at::native::view(t, C10_AS_INTARRAYREF_SLOW(sizes));
 }
 inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
-  if (to.is_cpu()) ++backend().transfers;
+  if (to.is_cpu() || from.is_cpu()) ++backend().transfers;
   (to.is_cpu() ? to : on_host(to)).copy_(from.is_cpu() ? from : on_host(from));
   return to;
+}
+inline at::Tensor& fill(at::Tensor& t, const at::Scalar& x) {
+  on_host(t).fill_(x);
+  return t;
 }
 inline const at::Tensor& resize(const at::Tensor& t, c10::SymIntArrayRef sizes,
                                 std::optional<at::MemoryFormat> format) {
@@ -143,6 +147,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);
+  m.impl("fill_.Scalar", &fill);
   m.impl("resize_", &resize);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
