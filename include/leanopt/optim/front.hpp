@@ -171,10 +171,7 @@ class front : public Optimizer, public training_hooks {
       TORCH_CHECK(lr.numel() == 1 && lr.scalar_type() == at::kDouble,
                   "leanopt: set_lr: the rate is ", lr.toString(), " of shape ", lr.sizes(),
                   "; it must be a tensor of one float64 element");
-      for (const Tensor& p : param_groups_[group].params())
-        TORCH_CHECK(!lr.is_cpu() && p.device() == lr.device(), "leanopt: set_lr: the rate of ",
-                    group_name(group), " is on ", lr.device(), " and a parameter on ", p.device(),
-                    "; both must be on the same device other than the CPU");
+      for (const Tensor& p : param_groups_[group].params()) check_rate(lr, p, group);
     }
     if (rates_.size() <= group) rates_.resize(group + 1);
     rates_[group] = lr;
@@ -466,6 +463,11 @@ class front : public Optimizer, public training_hooks {
     return const_cast<OptimizerParamState*>(std::as_const(*this).state_for(p));
   }
 
+  /// The rate in a device's memory that set_lr() gave a group; null where there is none.
+  const Tensor* rate_of(std::size_t group) const {
+    return group < rates_.size() && rates_[group].defined() ? &rates_[group] : nullptr;
+  }
+
   description what_;
 
   static std::string group_name(std::size_t i) { return "group " + std::to_string(i); }
@@ -628,6 +630,7 @@ class front : public Optimizer, public training_hooks {
                 " has sizes ", p.sizes(), " on ", p.device(), ", its gradient ", g.sizes(), " on ",
                 g.device());
     check_parameter(p, where);  // its module may have moved since the lists were checked
+    if (const Tensor* lr = rate_of(x.group)) check_rate(*lr, p, x.group);
     if (s) check_state(*s, p, where);
     Tensor plain = g;
     if (g.is_conj() || g.is_neg()) plain = plain.resolve_conj().resolve_neg();
@@ -659,12 +662,14 @@ class front : public Optimizer, public training_hooks {
         "captured in a graph; use skip_element, or found_inf of set_step_scalars()");
     return captured;
   }
-  const Tensor* rate_of(const plan& x) const {
-    return x.group < rates_.size() && rates_[x.group].defined() ? &rates_[x.group] : nullptr;
+  static void check_rate(const Tensor& lr, const Tensor& p, std::size_t group) {
+    TORCH_CHECK(!lr.is_cpu() && p.device() == lr.device(), "leanopt: set_lr: the rate of ",
+                group_name(group), " is on ", lr.device(), " and a parameter on ", p.device(),
+                "; both must be on the same device other than the CPU");
   }
   bool reads_rates() const {
     return !rates_.empty() && std::any_of(on_device_.begin(), on_device_.end(),
-                                          [&](const plan* x) { return rate_of(*x); });
+                                          [&](const plan* x) { return rate_of(x->group); });
   }
   /// Lists what is stepped on devices. Returns whether they have it all already, and no count that
   /// another list needs.
@@ -673,7 +678,7 @@ class front : public Optimizer, public training_hooks {
     for (plan* x : on_device_) {
       if (!x->is_ready) return false;
       point_to_gradient(*x);
-      const Tensor* lr = rate_of(*x);
+      const Tensor* lr = rate_of(x->group);
       const auto ordinal =
           what_.kind == state_kind::ours ? static_cast<const ParamState&>(*x->state).ordinal() : 0;
       x->launch = lists_.add(*x->on_device, x->p->device(),

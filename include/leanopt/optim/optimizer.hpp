@@ -52,6 +52,7 @@ class optimizer : public detail::front {
   double effective_lr(const Tensor& parameter) const {
     const std::size_t group = find(parameter).group;
     const auto o = options_in(group);
+    if (const Tensor* lr = rate_of(group)) static_cast<Options&>(*o).lr(lr->item<double>());
     const std::int64_t done = steps_of(parameter);
     double rms = 0;
     if (const Tensor p = parameter.detach().cpu(); p.numel())

@@ -352,6 +352,13 @@ TEST(BetweenSteps, SlotsAreRoundedByTheCountOfTheDevice) {
   leanopt::settle_steps(there);
   EXPECT_EQ(difference(here, there), "");
 }
+TEST(BetweenSteps, TheRateOfTheNextStepIsTheOneThatItReads) {
+  parameters x(place::device(), /*wide=*/false);
+  leanopt::Adafactor here(x.here, leanopt::AdafactorOptions(0.25)), there(x.there);
+  leanopt::set_lr(there, 0, scalar(0.25, at::kDouble));
+  EXPECT_EQ(here.effective_lr(x.here[0]), there.effective_lr(x.there[0]));
+}
+
 // ---- gradients that are not finite --------------------------------------------------------------
 
 TEST(NotFinite, ElementsAndStepsAreLeftOutAsOnTheCpu) {
@@ -444,6 +451,11 @@ TEST(Refused, ARateThatIsNotWhereTheParametersAre) {
   torch::optim::AdamW stock(both.x.here);
   EXPECT_TRUE(says(error_of([&] { leanopt::set_lr(stock, 0, good); }), "leanopt's"));
   leanopt::set_lr(both.there, 0, good);
+  auto& list = both.there.param_groups()[0].params();
+  list.push_back(at::ones({3}).requires_grad_());
+  list.back().mutable_grad() = at::ones({3});
+  EXPECT_TRUE(says(error_of([&] { both.there.step(); }), "same device"));
+  list.pop_back();
   leanopt::set_lr(both.there, 0, {});
   both.step(1);
   EXPECT_EQ(difference(both.here, both.there), "");
