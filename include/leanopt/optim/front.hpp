@@ -560,23 +560,27 @@ class front : public Optimizer, public training_hooks {
   }
 
   /// Plans for the parameters with a gradient, all of them checked; nothing has changed yet.
-  /// LibTorch's options pushed by hand are read through `views_` and left in place.
+  /// LibTorch's options pushed by hand are read through `views_`, which stay where they are, so
+  /// that plans do, and left in place.
   void collect() {
     refresh();
     active_.clear();
     on_host_.clear();
     on_device_.clear();
     looks_at_all_ = false;
-    views_.clear();
     converted_.clear();
     constexpr std::size_t ahead = 4;  // tensors whose objects are fetched while others are checked
     const std::size_t groups = param_groups_.size();
     if (checked_.size() != groups) checked_.resize(groups);
+    while (views_.size() < groups) views_.emplace_back(std::vector<Tensor>{});
     std::size_t n = 0;
     for (std::size_t i = 0; i < groups; ++i) {
       auto& group = param_groups_[i];
       const OptimizerOptions* o = &group.options();
-      if (!is_own(*o)) o = views_.emplace_back(convert(*o, i)).get();
+      if (!is_own(*o)) {
+        assign(views_[i], convert(*o, i));
+        o = &views_[i].options();
+      }
       const bool changed = look_at_options(*o, i);
       looks_at_all_ |= storage_of(*o).bad_gradients == nonfinite::skip_step;
       for (std::size_t j = 0; j < group.params().size(); ++j, ++n) {
@@ -910,7 +914,8 @@ class front : public Optimizer, public training_hooks {
   std::uint64_t plans_made_ = 0;
   std::vector<Tensor> rates_;  // in devices' memory, by group
   engine::device_lists lists_;
-  std::vector<std::unique_ptr<OptimizerOptions>> views_, checked_;
+  std::vector<OptimizerParamGroup> views_;  // without parameters, by group
+  std::vector<std::unique_ptr<OptimizerOptions>> checked_;
   std::deque<Tensor> converted_;  // gradients of this step
 };
 

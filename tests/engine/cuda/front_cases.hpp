@@ -16,6 +16,7 @@
 
 #include <functional>
 #include <limits>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -265,6 +266,22 @@ TEST(BetweenSteps, OptionsMayChange) {
   both.step(2);
   both.counted_step(3);
   leanopt::settle_steps(both.there);
+  EXPECT_EQ(difference(both.here, both.there), "");
+}
+TEST(BetweenSteps, OptionsOfLibTorchKeepTheList) {
+  pair_of_optimizers both;
+  for (auto* o : {&both.here, &both.there}) {
+    auto& groups = o->param_groups();
+    const Tensor last = groups[0].params().back();
+    groups[0].params().pop_back();
+    groups.emplace_back(std::vector<Tensor>{last});
+    for (auto& g : groups) g.set_options(std::make_unique<torch::optim::AdamWOptions>(0.1));
+  }
+  both.step(1);
+  both.step(2);
+  both.x.set_gradients(3);
+  both.here.step();
+  EXPECT_EQ(place::allocations_of([&] { both.there.step(); }), 0);
   EXPECT_EQ(difference(both.here, both.there), "");
 }
 TEST(BetweenSteps, ACountSetByHandWins) {
