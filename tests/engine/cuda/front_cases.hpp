@@ -49,6 +49,56 @@ TEST(OnADevice, StepsLeaveTheBitsOfTheCpu) {
   });
 }
 
+/// Steps that the host counts, and then a device.
+template <class Optimizer>
+void check_steps_of(const std::vector<Tensor>& all, const typename Optimizer::Options& o,
+                    bool float_gradients = false) {
+  std::vector<Tensor> on_host, on_device;
+  for (const Tensor& t : all) {
+    on_host.push_back(t.clone().requires_grad_());
+    on_device.push_back(copy_on(place::device(), t).requires_grad_());
+  }
+  Optimizer here(on_host, o), there(on_device, o);
+  torch::manual_seed(5);
+  for (int step = 1; step <= 4; ++step) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const Tensor g =
+          torch::randn_like(all[i], float_gradients ? at::kFloat : all[i].scalar_type());
+      on_host[i].mutable_grad() = g;
+      on_device[i].mutable_grad() = copy_on(place::device(), g);
+    }
+    if (step > 2) there.set_step_scalars({{}, scalar(0), {}});
+    here.step();
+    there.step();
+  }
+  leanopt::settle_steps(there);
+  EXPECT_EQ(difference(here, there), "") << here.what().who.text() << all[0].scalar_type();
+}
+TEST(OnADevice, OddShapesAndTypes) {
+  using namespace leanopt;  // NOLINT: a list of names
+  torch::manual_seed(4);
+  const std::vector<Tensor> odd = {torch::randn({}),          torch::randn({1}),
+                                   torch::randn({3, 300, 5}), torch::randn({0}),
+                                   torch::randn({2, 1, 700}), torch::randn({3, 0, 2}),
+                                   torch::randn({300, 1})};
+  const auto small = [](auto o) { return o.min_compressed_elements(100); };
+  for (const auto type : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
+    std::vector<Tensor> all;
+    for (const Tensor& t : odd) all.push_back(t.to(type));
+    for (const bool float_gradients : {false, true}) {
+      if (float_gradients && type == at::kDouble) continue;
+      check_steps_of<AdamW>(all, {}, float_gradients);
+      check_steps_of<AdamW8bit>(all, small(AdamW8bitOptions()), float_gradients);
+      check_steps_of<Adafactor>(all, {}, float_gradients);
+    }
+  }
+  check_steps_of<AdamW>({torch::zeros({0}), torch::zeros({0, 3})}, {});
+  check_steps_of<AdamW>(
+      {torch::randn({30, 20}, at::kComplexFloat), torch::randn({11}, at::kComplexDouble),
+       torch::randn({7, 5}, at::kComplexFloat).t()},
+      AdamWOptions().amsgrad(true));
+}
+
 TEST(OnADevice, LaterStepsAllocateNothingAndWaitForNothing) {
   with_each([](auto kind) {
     using optimizer = typename decltype(kind)::type;
