@@ -142,8 +142,6 @@ class device_work {
   /// If so, f for the tensors of the list, with the steps that the host knew of and all there were.
   /// Waits for the device.
   virtual void settle(const settler& f) = 0;
-  /// How many elements nonfinite::skip_element left out. Waits for the device where that can be.
-  virtual std::int64_t skipped_elements() const = 0;
   /// Whether a graph may be replayed that uses it.
   virtual bool was_captured() const = 0;
   /// Memory of the device.
@@ -153,9 +151,10 @@ class device_work {
   at::Device device_;
 };
 
-/// What makes the lists of a kernel, and tells what memory of the device one would take.
+/// What makes the lists of a kernel, and tells what memory of the device one would take. In the
+/// device's memory `skipped` counts the elements that nonfinite::skip_element leaves out.
 struct device_kernel {
-  std::unique_ptr<device_work> (*make)(at::Device, const device_step&);
+  std::unique_ptr<device_work> (*make)(at::Device, const device_step&, std::int64_t* skipped);
   std::int64_t (*bytes)(const device_step&);
 };
 
@@ -200,7 +199,8 @@ class device_lists {
       const auto same = [&](const auto& k) { return k->work->device() == one.device; };
       if (std::none_of(lists_.begin(), lists_.end(), same)) check_arithmetic(one.device);
       lists_.push_back(std::make_unique<list>(
-          list{one.kernel, one.kernel->make(one.device, one.step), ++lists_made_, turn_}));
+          list{one.kernel, one.kernel->make(one.device, one.step, counter_of(one)), ++lists_made_,
+               turn_}));
     }
     find(by_device);
     forget();
@@ -228,20 +228,30 @@ class device_lists {
   void settle(const device_work::settler& f) const {
     for (const auto& k : lists_) k->work->settle(f);
   }
+  /// How many elements nonfinite::skip_element left out. Waits for devices where that can be.
   std::int64_t skipped_elements() const {
-    std::int64_t sum = skipped_before_;
-    for (const auto& k : lists_) sum += k->work->skipped_elements();
+    std::int64_t sum = 0;
+    for (const at::Tensor& n : skipped_) sum += n.item<std::int64_t>();
     return sum;
   }
   std::int64_t bytes() const {
     std::int64_t sum = 0;
     for (const auto& k : lists_) sum += k->work->bytes();
+    for (const at::Tensor& n : skipped_) sum += std::int64_t(n.nbytes());
     return sum;
   }
   /// What the lists of what was added would take.
   std::int64_t predicted_bytes() const {
     std::int64_t sum = 0;
-    for (const launch& one : launches_) sum += one.kernel->bytes(one.step);
+    std::vector<at::Device> counting;
+    for (const launch& one : launches_) {
+      sum += one.kernel->bytes(one.step);
+      if (!skips_elements(one.step) ||
+          std::find(counting.begin(), counting.end(), one.device) != counting.end())
+        continue;
+      counting.push_back(one.device);
+      sum += std::int64_t(sizeof(std::int64_t));
+    }
     return sum;
   }
 
@@ -258,6 +268,19 @@ class device_lists {
     list* use;
   };
 
+  static bool skips_elements(const device_step& x) {
+    const auto& all = x.items();
+    return std::any_of(all.begin(), all.end(), [](auto& one) { return one.skips_elements; });
+  }
+  /// Of the device, which all its lists share, so that none must be read before it goes; or null.
+  std::int64_t* counter_of(const launch& one) {
+    if (!skips_elements(one.step)) return nullptr;
+    auto it = std::find_if(skipped_.begin(), skipped_.end(),
+                           [&](const at::Tensor& n) { return n.device() == one.device; });
+    if (it == skipped_.end())
+      it = skipped_.insert(it, at::zeros({}, at::TensorOptions(at::kLong).device(one.device)));
+    return static_cast<std::int64_t*>(it->data_ptr());
+  }
   void forget() {
     constexpr std::int64_t most = 4 << 20;
     std::sort(lists_.begin(), lists_.end(),
@@ -267,9 +290,7 @@ class device_lists {
       bytes += k->work->bytes();
       const bool used = std::any_of(launches_.begin(), launches_.end(),
                                     [&](const launch& one) { return one.use == k.get(); });
-      if (bytes <= most || used || k->work->was_captured()) return false;
-      skipped_before_ += k->work->skipped_elements();
-      return true;
+      return bytes > most && !used && !k->work->was_captured();
     };
     lists_.erase(std::remove_if(lists_.begin(), lists_.end(), is_over), lists_.end());
   }
@@ -277,7 +298,7 @@ class device_lists {
   std::vector<launch> launches_;
   std::vector<std::unique_ptr<list>> lists_;
   std::uint64_t lists_made_ = 0, turn_ = 0;
-  std::int64_t skipped_before_ = 0;  // by lists that are gone
+  std::vector<at::Tensor> skipped_;  // by device
 };
 
 }  // namespace leanopt::engine

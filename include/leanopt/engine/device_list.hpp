@@ -73,16 +73,12 @@ class device_list : public device_work {
     counted_.assign(now, now + counted_.size());
     counts_ = was_captured_;  // a graph that is replayed goes on counting
   }
-  std::int64_t skipped_elements() const override {
-    const auto& all = list_.items();
-    const bool can = std::any_of(all.begin(), all.end(), [](auto& x) { return x.skips_elements; });
-    return can ? *static_cast<const std::int64_t*>(read(at_.skipped, 1).data_ptr()) : 0;
-  }
   bool was_captured() const override { return was_captured_; }
   std::int64_t bytes() const override { return std::int64_t(memory_.nbytes()); }
 
  protected:
-  device_list(at::Device d, const device_step& x) : device_work(d), list_(x) {
+  device_list(at::Device d, const device_step& x, std::int64_t* skipped)
+      : device_work(d), list_(x), skipped_(skipped) {
     for (const device_step::group& g : x.groups()) counted_.push_back(g.step - 1);
   }
   /// Memory of the device that it takes, or would.
@@ -98,7 +94,6 @@ class device_list : public device_work {
     place(table_bytes());
     at_.counted = place(n * counted_bytes());
     at_.books = place(books_of_format().second);
-    at_.skipped = place(sizeof(std::int64_t));
     at_.gradients = next;
     at_.rates = at_.gradients + list_.items().size() * sizeof(void*);
     at_.steps = at_.rates + n * sizeof(double);
@@ -109,7 +104,6 @@ class device_list : public device_work {
     const c10::DeviceGuard guard(device());
     const cuda::stream s = cuda::current_stream(device().index());
     memory_ = at::zeros({lay_out()}, at::TensorOptions(at::kByte).device(device()));
-    list_tensors();  // once more: some point into this memory
     const std::vector<char> table = table_image(at<char>(0));
     send(0, table.data(), table.size(), s);
     check_cuda(set_units(at<char>(0), s));
@@ -150,7 +144,7 @@ class device_list : public device_work {
   /// Where what is, in bytes from the beginning of the memory. What is sent with each step comes
   /// last and in the order of how often it is needed.
   struct layout {
-    std::size_t counted, books, skipped, gradients, rates, steps, groups;
+    std::size_t counted, books, gradients, rates, steps, groups;
   };
 
   void list_tensors() {
@@ -166,7 +160,7 @@ class device_list : public device_work {
       }
       t.elements = work.elements;
       t.ordinal = x.ordinal;
-      if (x.skips_elements && memory_.defined()) t.skipped = at<std::int64_t>(at_.skipped);
+      if (x.skips_elements) t.skipped = skipped_;
       t.group = std::uint32_t(x.group);
       add_to_table(t, *x.job);
     }
@@ -190,6 +184,7 @@ class device_list : public device_work {
   }
 
   device_step list_;                   // as it was when it was made
+  std::int64_t* skipped_;              // elements, of all lists of the device
   std::vector<std::int64_t> counted_;  // steps in the device's memory, as the host knows them
   std::vector<char> moving_;           // what is sent with each step
   layout at_{};
@@ -207,14 +202,16 @@ class compiled_list final : public device_list {
   static_assert(alignof(group) <= 8 && sizeof(group) % 8 == 0 && alignof(counted) <= 8);
 
  public:
-  compiled_list(at::Device d, const device_step& x) : device_list(d, x) {}
+  compiled_list(at::Device d, const device_step& x, std::int64_t* skipped)
+      : device_list(d, x, skipped) {}
   static constexpr device_kernel kernel{
-      [](at::Device d, const device_step& x) -> std::unique_ptr<device_work> {
-        auto list = std::make_unique<compiled_list>(d, x);
+      [](at::Device d, const device_step& x,
+         std::int64_t* skipped) -> std::unique_ptr<device_work> {
+        auto list = std::make_unique<compiled_list>(d, x, skipped);
         list->build();
         return list;
       },
-      [](const device_step& x) { return compiled_list(at::kCPU, x).lay_out(); }};
+      [](const device_step& x) { return compiled_list(at::kCPU, x, nullptr).lay_out(); }};
 
  protected:
   std::size_t group_bytes() const override { return sizeof(group); }

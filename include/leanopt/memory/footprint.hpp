@@ -232,6 +232,7 @@ std::int64_t bytes_on_devices(const optimizer<Rule, Format, Weights>*, const Gro
       if (!Rule::elementwise) job.epsilon = engine::epsilon_of(s.type);
       engine::device_step::item x{};
       x.job = &job;
+      x.skips_elements = group.options.nonfinite() == nonfinite::skip_element;
       lists.add(*kernel, s.device, x, {&group.options, nullptr, 0, job.epsilon, 1});
     }
   return lists.predicted_bytes();

@@ -116,16 +116,18 @@ TEST(OnADevice, LaterStepsAllocateNothingAndWaitForNothing) {
 TEST(OnADevice, PredictedMemoryIsMeasured) {
   with_each([](auto kind) {
     using optimizer = typename decltype(kind)::type;
+    auto o = kind.options;
+    o.nonfinite(leanopt::nonfinite::skip_element);
     parameters x(place::device());
     x.here.erase(x.here.begin() + 3);  // the one that is not in row-major order
     x.there.erase(x.there.begin() + 3);
-    optimizer here(x.here, kind.options), there(x.there, kind.options);
+    optimizer here(x.here, o), there(x.there, o);
     for (auto* list : {&x.here, &x.there})
       for (Tensor& p : *list) p.mutable_grad() = at::ones_like(p);
     here.step();
     there.step();
     const leanopt::footprint measured = leanopt::measure(there),
-                             predicted = leanopt::predict<optimizer>(x.there, kind.options);
+                             predicted = leanopt::predict<optimizer>(x.there, o);
     EXPECT_EQ(predicted.scratch, measured.scratch) << there.what().who.text();
     EXPECT_EQ(predicted.total(), measured.total()) << there.what().who.text();
     EXPECT_GT(measured.scratch, 0);
@@ -446,6 +448,27 @@ TEST(NotFinite, ElementsAndStepsAreLeftOutAsOnTheCpu) {
     EXPECT_EQ(both.here.skipped_steps(), both.there.skipped_steps());
     EXPECT_GT(both.there.skipped_elements() + both.there.skipped_steps(), 0);
   }
+}
+
+TEST(NotFinite, ListsThatGoAreNotWaitedFor) {
+  using optimizer = leanopt::basic_adamw<leanopt::formats::dynamic8>;
+  const Tensor bad = at::full({8}, std::numeric_limits<float>::infinity());
+  std::vector<Tensor> many;  // with a list each, of more than 4 MiB together
+  for (int i = 0; i < 200; ++i)
+    many.push_back(copy_on(place::device(), at::ones({8})).requires_grad_());
+  optimizer there(many, optimizer::Options(1e-2).min_compressed_elements(1).nonfinite(
+                            leanopt::nonfinite::skip_element));
+  for (int i = 0; i < 400; ++i) {
+    Tensor& p = many[i % 200];
+    p.mutable_grad() = copy_on(place::device(), bad);
+    if (i == 0)
+      there.step();
+    else
+      place::allocations_of([&] { there.step(); });
+    p.mutable_grad() = Tensor();
+  }
+  EXPECT_LT(there.scratch_bytes(), 5 << 20);
+  EXPECT_EQ(there.skipped_elements(), 400 * 8);
 }
 
 // ---- several places -----------------------------------------------------------------------------

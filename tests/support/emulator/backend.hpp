@@ -116,6 +116,7 @@ inline at::Tensor& fill(at::Tensor& t, const at::Scalar& x) {
   on_host(t).fill_(x);
   return t;
 }
+inline at::Tensor& zero(at::Tensor& t) { return fill(t, 0); }
 inline const at::Tensor& resize(const at::Tensor& t, c10::SymIntArrayRef sizes,
                                 std::optional<at::MemoryFormat> format) {
   return at::native::resize_(t, C10_AS_INTARRAYREF_SLOW(sizes), format);
@@ -150,6 +151,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", &view);
   m.impl("view_as_real", &at::native::view_as_real);
   m.impl("fill_.Scalar", &fill);
+  m.impl("zero_", &zero);
   m.impl("resize_", &resize);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
