@@ -129,9 +129,9 @@ class device_work {
 
   at::Device device() const { return device_; }
 
-  /// Whether the list is that of this step, and has its number where it will be the device that
-  /// counts.
-  virtual bool fits(const device_step& x, bool by_device) const = 0;
+  /// Whether the list is that of this step, and has its number where the host cannot send it: where
+  /// the device counts already, and in a graph, which would send it again.
+  virtual bool fits(const device_step& x, bool is_captured) const = 0;
   /// Puts the step on the device's stream. With `by_device` it is the device that counts it.
   /// @pre it fits.
   virtual void run(const device_step& x, const scalar_tensors& scalars, bool by_device,
@@ -179,21 +179,21 @@ class device_lists {
     return n;
   }
   /// Whether the devices have it all.
-  bool find(bool by_device) {
+  bool find(bool is_captured) {
     bool found = true;
     for (launch& one : launches_) {
       one.use = nullptr;
       if (one.step.items().empty()) continue;
       for (const auto& k : lists_)
         if (k->kernel == one.kernel && k->work->device() == one.device &&
-            k->work->fits(one.step, by_device))
+            k->work->fits(one.step, is_captured))
           one.use = k.get();
       found = found && one.use;
     }
     return found;
   }
   /// Makes the lists that are not there yet. @pre find() says so, and nothing is captured.
-  void make(bool by_device) {
+  void make() {
     for (const launch& one : launches_) {
       if (one.use || one.step.items().empty()) continue;
       const auto same = [&](const auto& k) { return k->work->device() == one.device; };
@@ -202,7 +202,7 @@ class device_lists {
           list{one.kernel, one.kernel->make(one.device, one.step, counter_of(one)), ++lists_made_,
                turn_}));
     }
-    find(by_device);
+    find(/*is_captured=*/false);
     forget();
   }
   void run(const scalar_tensors& scalars, bool by_device, bool is_captured) {

@@ -19,9 +19,9 @@ namespace leanopt::engine {
 /// them and counts, with the same bits. Steps wait for nothing and allocate nothing.
 class device_list : public device_work {
  public:
-  bool fits(const device_step& x, bool by_device) const override {
+  bool fits(const device_step& x, bool is_captured) const override {
     if (!x.is_like(list_)) return false;
-    if (by_device || counts_)
+    if (is_captured || counts_)
       for (std::size_t g = 0; g < counted_.size(); ++g)
         if (x.groups()[g].step - 1 != counted_[g]) return false;
     return true;
@@ -31,6 +31,7 @@ class device_list : public device_work {
            bool is_captured) override {
     const c10::DeviceGuard guard(device());
     const cuda::stream s = cuda::current_stream(device().index());
+    const bool knows_steps = counts_ || is_captured;
     counts_ = counts_ || by_device;
     was_captured_ = was_captured_ || is_captured;
     char* to = moving_.data();
@@ -40,13 +41,14 @@ class device_list : public device_work {
     };
     for (const device_step::item& one : x.items()) put(one.job->work.g.data);
     for (const device_step::group& g : x.groups()) put(rate_of(g));
-    if (!counts_) {
-      for (const device_step::group& g : x.groups()) put(g.step);
+    if (!knows_steps)
+      for (std::size_t g = 0; g < counted_.size(); ++g)
+        put(counted_[g] = x.groups()[g].step - counts_);  // which counts this one, too
+    if (!counts_)
       for (const device_step::group& g : x.groups()) {
         write_group(g, to);
         to += group_bytes();
       }
-    }
     send(at_.gradients, moving_.data(), std::size_t(to - moving_.data()), s);
 
     const at::Tensor inv_scale = there(scalars.inv_scale, at::kDouble),
@@ -58,8 +60,6 @@ class device_list : public device_work {
     if (found_inf.defined()) of_step.found_inf = static_cast<const float*>(found_inf.data_ptr());
     if (counts_)
       check_cuda(prepare(at<char>(at_.counted), at<char>(at_.groups), counted_.size(), of_step, s));
-    else
-      for (std::size_t g = 0; g < counted_.size(); ++g) counted_[g] = x.groups()[g].step;
     check_cuda(step(at<char>(0), at<const void*>(at_.gradients), at<char>(at_.groups),
                     at<char>(at_.books), of_step, s));
   }

@@ -83,7 +83,7 @@ class front : public Optimizer, public training_hooks {
     }
     const cpu::float_environment guard;  // coefficients are part of the promise of equal bits
     const bool by_device = captured || found_there || reads_rates();
-    const bool listed = list_on_devices(by_device);
+    const bool listed = list_on_devices(captured);
     if (!listed) {
       TORCH_CHECK(
           !captured,
@@ -93,7 +93,7 @@ class front : public Optimizer, public training_hooks {
     }
     for (plan* x : active_)
       if (!x->is_ready) make_ready(*x);
-    if (!listed) make_lists(by_device);
+    if (!listed) make_lists();
     run(on_host_);
     lists_.run({scalars_.inv_scale, scalars_.clip, found_there ? found : Tensor()}, by_device,
                captured);
@@ -677,7 +677,7 @@ class front : public Optimizer, public training_hooks {
   }
   /// Lists what is stepped on devices. Returns whether they have it all already, and no count that
   /// another list needs.
-  bool list_on_devices(bool by_device) {
+  bool list_on_devices(bool captured) {
     lists_.clear();
     for (plan* x : on_device_) {
       if (!x->is_ready) return false;
@@ -691,7 +691,7 @@ class front : public Optimizer, public training_hooks {
                              {x->options, lr ? static_cast<const double*>(lr->data_ptr()) : nullptr,
                               x->seed, x->job.epsilon, steps(*x->state) + 1});
     }
-    const bool found = lists_.find(by_device);
+    const bool found = lists_.find(captured);
     for (plan* x : on_device_) {
       const std::uint64_t now = lists_.list_of(x->launch);
       if (x->list != now && x->list && lists_.counts_steps(x->list)) return false;
@@ -700,9 +700,9 @@ class front : public Optimizer, public training_hooks {
     return found;
   }
   /// Makes lists that are not there yet. @pre settle_steps() was called.
-  void make_lists(bool by_device) {
-    if (list_on_devices(by_device)) return;
-    lists_.make(by_device);
+  void make_lists() {
+    if (list_on_devices(/*captured=*/false)) return;
+    lists_.make();
     for (plan* x : on_device_) x->list = lists_.list_of(x->launch);
   }
   bool skips_step() const {

@@ -308,6 +308,22 @@ TEST(BetweenSteps, ListsThatTakeTurnsAreKept) {
   leanopt::settle_steps(both.there);
   EXPECT_EQ(difference(both.here, both.there), "");
 }
+TEST(BetweenSteps, ListsOfTheSameTensorsAreKept) {
+  pair_of_optimizers both;
+  std::int64_t bytes = 0;
+  for (int turn = 1; turn <= 8; ++turn) {
+    both.x.set_gradients(turn);
+    for (auto* list : {&both.x.here, &both.x.there})
+      if (turn % 2 == 0) (*list)[0].mutable_grad() = Tensor();
+    both.here.step();
+    both.there.set_step_scalars({{}, scalar(0), {}});
+    both.there.step();
+    if (turn == 4) bytes = both.there.scratch_bytes();
+  }
+  EXPECT_EQ(both.there.scratch_bytes(), bytes);
+  leanopt::settle_steps(both.there);
+  EXPECT_EQ(difference(both.here, both.there), "");
+}
 TEST(BetweenSteps, OptionsMayChange) {
   pair_of_optimizers both;
   both.counted_step(1);
