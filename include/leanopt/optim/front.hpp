@@ -161,7 +161,9 @@ class front : public Optimizer, public training_hooks {
     lists_.settle([&](const engine::device_step::item& x, std::int64_t known, std::int64_t now) {
       const auto it = state_.find(const_cast<void*>(x.parameter));
       if (it == state_.end() || it->second.get() != x.state || steps(*it->second) != known) return;
-      with_class(*it->second, what_.kind, [&](auto& own) { own.step(now); });
+      with_class(*it->second, what_.kind, [&](auto& own) {
+        if (!is_fresh(own)) own.step(now);  // as one is that took the address of another
+      });
     });
   }
   /// See leanopt::set_lr.

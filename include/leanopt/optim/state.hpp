@@ -103,6 +103,13 @@ inline bool has_class(const torch::optim::OptimizerParamState& s, state_kind kin
   return dynamic_cast<const ParamState*>(&s);
 }
 
+// Whether no step has used a state yet.
+inline bool is_fresh(const ParamState& s) { return s.ordinal() < 0; }
+template <class S, class = decltype(std::declval<S&>().max_exp_avg_sq())>
+bool is_fresh(const S& s) {
+  return !s.exp_avg().defined();
+}
+
 // One way to reach a slot by name, for our state and for LibTorch's.
 inline torch::Tensor get_slot(const ParamState& s, const std::string& name) {
   return s.tensor(name);

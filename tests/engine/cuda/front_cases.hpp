@@ -361,6 +361,23 @@ TEST(BetweenSteps, ACountSetByHandWins) {
   EXPECT_EQ(both.there.steps_of(both.x.there[0]), 41);
   EXPECT_EQ(difference(both.here, both.there), "");
 }
+TEST(BetweenSteps, AFreshStateStartsAnew) {
+  parameters x(place::device(), /*wide=*/false);
+  leanopt::AdamW here(x.here), there(x.there);
+  for (int step = 1; step <= 3; ++step) {
+    x.set_gradients(step);
+    if (step == 3)
+      for (auto* o : {&here, &there})
+        for (auto& [key, state] : o->state()) {
+          state.reset();  // so that the next one may get its address
+          state = std::make_unique<leanopt::AdamW::State>();
+        }
+    if (step < 3) there.set_step_scalars({{}, scalar(0), {}});
+    here.step();
+    there.step();
+  }
+  EXPECT_EQ(difference(here, there), "");
+}
 TEST(BetweenSteps, AnOrdinalMayChange) {
   using optimizer = leanopt::basic_adamw<leanopt::formats::bfloat16_stochastic>;
   parameters x(place::device(), /*wide=*/false);
