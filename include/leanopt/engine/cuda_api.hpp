@@ -1,8 +1,8 @@
 // The CUDA engine as host code sees it, without CUDA: what the memory of a device has to hold, and
 // functions that put work on a stream. They are templates that engine/cuda.cuh defines, for the
 // rules, formats and types that cmake/leanopt_cuda.cu lists: where that is not linked, or lacks
-// one, the linker says which. None of them waits for the device or allocates; all return a
-// cudaError_t, 0 for success.
+// one, the linker says which. None of them waits for the device or allocates; those that return an
+// int return a cudaError_t, 0 for success.
 #pragma once
 
 #include <leanopt/core/random.hpp>
@@ -166,7 +166,8 @@ class table {
 
 // ---- work on a stream ---------------------------------------------------------------------------
 
-/// The stream on which LibTorch puts work of a device now. @pre there is such a device.
+/// The stream on which LibTorch puts work of a device now. @pre there is such a device. Defined by
+/// cmake/leanopt_cuda.cpp.
 stream current_stream(int device);
 /// Whether work put on a stream is recorded in a graph, to be done later.
 template <class = void>
@@ -174,8 +175,7 @@ int is_capturing(stream s, bool* result);
 /// What an error means, in CUDA's words.
 template <class = void>
 const char* text_of(int error);
-/// Sets `result`, in the device's memory, to 1 where its arithmetic is IEEE's, else to 0: nvcc's
-/// -use_fast_math cannot be seen when a kernel is compiled.
+/// Sets `result`, in the device's memory, to 1 where its arithmetic is IEEE's, else to 0.
 template <class = void>
 int check_arithmetic(std::uint32_t* result, stream s);
 

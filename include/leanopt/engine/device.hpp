@@ -1,5 +1,5 @@
-// What the front knows of steps on devices: nothing of CUDA, and nothing that a program without
-// leanopt::cuda would have to link.
+// What the front knows of steps on devices, in every program: without LEANOPT_WITH_CUDA nothing
+// here is to be linked.
 #pragma once
 
 #include <leanopt/engine/cuda_api.hpp>
@@ -29,7 +29,7 @@ inline bool can_step_on(at::Device d) {
 #endif
   return d.is_cpu();
 }
-/// @throws where CUDA reported an error.
+/// @throws where `error`, a cudaError_t, is one.
 inline void check_cuda([[maybe_unused]] int error) {
 #ifdef LEANOPT_WITH_CUDA
   TORCH_CHECK(error == 0, "leanopt: CUDA error ", error, ": ", cuda::text_of<>(error));
@@ -249,7 +249,8 @@ class device_lists {
   struct list {
     const device_kernel* kernel;
     std::unique_ptr<device_work> work;
-    std::uint64_t number, used;  ///< when
+    std::uint64_t number;  ///< of all that were ever made; from 1
+    std::uint64_t used;    ///< the turn
   };
   struct launch {
     const device_kernel* kernel;

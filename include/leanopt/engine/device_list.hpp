@@ -15,7 +15,8 @@ namespace leanopt::engine {
 /// gradients' pointers and what groups have in common with each step. As long as the host knows
 /// which steps count, it makes the coefficients; from the first step on of which only the device
 /// knows (found_inf is there, a graph captures it) or whose rate the device has, the device makes
-/// them and counts, with the same bits. Steps wait for nothing and allocate nothing.
+/// them and counts, with the same bits. Steps wait for nothing and allocate nothing, but for
+/// scalars that are elsewhere or of another type.
 class device_list : public device_work {
  public:
   bool fits(const device_step& x, bool by_device) const override {
