@@ -92,6 +92,9 @@ struct tables_of<Format, std::void_t<typename Format::books>> {
   using type = typename Format::books;
 };
 
+/// Where what follows so many bytes of a device's memory begins: at a multiple of 16.
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+
 /// Tensors in the form in which a device needs them. Made when the list of tensors changes: what
 /// moves from step to step, the gradients' pointers, stands elsewhere.
 class table {
@@ -156,7 +159,7 @@ class table {
   }
   std::size_t at_shapes() const { return tensors_.size() * sizeof(tensor); }
   std::size_t at_units() const {
-    return (at_shapes() + shapes_.size() * sizeof(std::int64_t) + 15) / 16 * 16;
+    return aligned(at_shapes() + shapes_.size() * sizeof(std::int64_t));
   }
 
   std::vector<tensor> tensors_;
@@ -398,8 +401,7 @@ struct matrix {
     const std::uint64_t numbers =
         variance ? 0
                  : batch * (rows + columns) + batch * chunks() * columns + batch * rows * stages();
-    return std::size_t(2 * units_of(elements()) * sizeof(double) +
-                       (numbers * sizeof(T) + 15) / 16 * 16);
+    return std::size_t(2 * units_of(elements()) * sizeof(double) + aligned(numbers * sizeof(T)));
   }
   LEANOPT_HD double* sums(int which) const {
     return reinterpret_cast<double*>(scratch) + std::uint64_t(which) * units_of(elements());
@@ -482,7 +484,6 @@ class matrix_table {
   }
 
  private:
-  static constexpr std::size_t aligned(std::size_t n) { return (n + 15) / 16 * 16; }
   std::size_t at_matrices() const { return aligned(table_.bytes()); }
   std::size_t at_inputs() const {
     return at_matrices() + aligned(matrices_.size() * sizeof(matrix));

@@ -667,15 +667,15 @@ class front : public Optimizer, public training_hooks {
       const Tensor* lr = rate_of(*x);
       const auto ordinal =
           what_.kind == state_kind::ours ? static_cast<const ParamState&>(*x->state).ordinal() : 0;
-      x->launch = lists_.add(*x->on_device, x->p->device(),
-                             {&x->job, std::uint64_t(ordinal), x->made, x->skips_elements,
-                              x->p->unsafeGetTensorImpl(), x->state},
-                             {x->options, lr ? static_cast<const double*>(lr->data_ptr()) : nullptr,
-                              x->seed, x->job.epsilon, steps(*x->state) + 1});
+      x->part = lists_.add(*x->kernel, x->p->device(),
+                           {&x->job, std::uint64_t(ordinal), x->number, x->skips_elements,
+                            x->p->unsafeGetTensorImpl(), x->state},
+                           {x->options, lr ? static_cast<const double*>(lr->data_ptr()) : nullptr,
+                            x->seed, x->job.epsilon, steps(*x->state) + 1});
     }
     const bool found = lists_.find(by_device);
     for (plan* x : on_device_) {
-      const std::uint64_t now = lists_.list_of(x->launch);
+      const std::uint64_t now = lists_.list_of(x->part);
       if (x->list != now && x->list && lists_.counts_steps(x->list)) return false;
       x->list = now;
     }
@@ -685,7 +685,7 @@ class front : public Optimizer, public training_hooks {
   void make_lists(bool by_device) {
     if (list_on_devices(by_device)) return;
     lists_.make(by_device);
-    for (plan* x : on_device_) x->list = lists_.list_of(x->launch);
+    for (plan* x : on_device_) x->list = lists_.list_of(x->part);
   }
   bool skips_step() const {
     return std::any_of(active_.begin(), active_.end(), [&](const plan* x) {
@@ -699,9 +699,9 @@ class front : public Optimizer, public training_hooks {
     set_ordinal(*x.state);
     x.job = {};
     x.shapes.clear();
-    x.on_device = nullptr;
+    x.kernel = nullptr;
     x.list = 0;
-    x.made = ++plans_made_;
+    x.number = ++plans_made_;
     build(x);
     x.of_p = tensor_facts(*x.p);
     x.of_g = tensor_facts(*x.g);

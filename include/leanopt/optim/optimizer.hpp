@@ -168,7 +168,7 @@ class optimizer : public detail::front {
     else
       build_tensor(x);
     if (!x.p->is_cpu())
-      x.on_device =
+      x.kernel =
           kernel_for(static_cast<const Options&>(*x.options), x.p->scalar_type(), x.p->numel());
   }
   void run(const std::vector<detail::plan*>& plans) override {
