@@ -331,9 +331,10 @@ inline std::int64_t bytes_by_category::*category_of(const description* ours,
 }  // namespace detail
 
 /// What `Optimizer`, of ours or of LibTorch's but LBFGS, will cost after a step in which every
-/// parameter has a gradient, with as many threads as LibTorch uses now. Options are taken as they
-/// are: nothing is inherited. @throws for options that ours would refuse, and for sizes that no
-/// tensor has.
+/// parameter has a gradient, with as many threads as LibTorch uses now. Of parameters on devices,
+/// what lists them there counts as scratch, as of tensors and gradients in row-major order. Options
+/// are taken as they are: nothing is inherited. @throws for options that ours would refuse, and for
+/// sizes that no tensor has.
 template <class Optimizer>
 footprint predict(const std::vector<shape_group<Optimizer>>& groups) {
   footprint f;
