@@ -259,6 +259,7 @@ class front : public Optimizer, public training_hooks {
   /// Applies `f` to every slot of `p` that has a row per row of it; `rows` is the new number of
   /// rows.
   void change_rows(const Tensor& p, std::int64_t rows, const change& f) {
+    settle_steps();
     OptimizerParamState* s = state_for(p);
     if (!s) return;
     if (has_residuals())
@@ -325,6 +326,7 @@ class front : public Optimizer, public training_hooks {
                 " has sizes ", at::IntArrayRef(sizes), ", the value ", value.sizes());
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
+    settle_steps();
     OptimizerParamState* s = state_for(p);
     if (!s) s = make_state(p);
     set_ordinal(*s);
@@ -653,9 +655,20 @@ class front : public Optimizer, public training_hooks {
   const Tensor* rate_of(const plan& x) const {
     return x.group < rates_.size() && rates_[x.group].defined() ? &rates_[x.group] : nullptr;
   }
+  /// Whether a rate of this step is a device's. @throws where its parameters are not there any
+  /// more.
   bool reads_rates() const {
-    return !rates_.empty() && std::any_of(on_device_.begin(), on_device_.end(),
-                                          [&](const plan* x) { return rate_of(*x); });
+    if (rates_.empty()) return false;
+    bool any = false;
+    for (const plan* x : active_) {
+      const Tensor* lr = rate_of(*x);
+      if (!lr) continue;
+      any = true;
+      TORCH_CHECK(lr->device() == x->p->device(), "leanopt: the rate of ", group_name(x->group),
+                  " is on ", lr->device(), " and a parameter on ", x->p->device(),
+                  "; give the group a rate there with set_lr, or an undefined tensor");
+    }
+    return any;
   }
   /// Lists what is stepped on devices. Returns whether they have it all already, and no count that
   /// another list needs.

@@ -124,6 +124,7 @@ inline void replace_parameter(Optimizer& optimizer, const Tensor& old, const Ten
         if (p.is_same(from)) p = to;
   };
   auto* ours = dynamic_cast<detail::front*>(&optimizer);
+  if (ours) ours->settle_steps();  // as long as the state is found by the old parameter
   swap(before, fresh);
   if (ours) {
     try {
