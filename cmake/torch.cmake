@@ -6,6 +6,7 @@
 # evaluated: it demands a whole CUDA toolkit even for CPU programs and edits the caller's flags.
 
 set(leanopt_oldest_torch 2.6)
+set(leanopt_pinned_torch 2.15.0)
 
 # Sets `problem` to a sentence for the user where no LibTorch is to be had, else to nothing. The
 # target's properties LEANOPT_TORCH_DIR and LEANOPT_TORCH_VERSION say what was found.
@@ -111,11 +112,83 @@ function(_leanopt_fetch_dir result)
   set(${result} ${dir} PARENT_SCOPE)
 endfunction()
 
+# The packages of NVIDIA's that have the libraries named and what these need, as the pinned torch asks
+# for them.
+function(_leanopt_pinned_packages result)
+  set(libnvJitLink nvidia-nvjitlink==13.2.86)
+  set(libcublas nvidia-cublas==13.4.1.3)
+  set(libcublasLt ${libcublas})
+  set(libcudart nvidia-cuda-runtime==13.2.86)
+  set(libcudnn nvidia-cudnn-cu13==9.26.0.51)
+  set(libcufft nvidia-cufft==12.2.0.57 ${libnvJitLink})
+  set(libcufile nvidia-cufile==1.17.1.22)
+  set(libcupti nvidia-cuda-cupti==13.2.86)
+  set(libcusolver nvidia-cusolver==12.2.0.11 ${libnvJitLink})
+  set(libcusparse nvidia-cusparse==12.7.10.12 ${libnvJitLink})
+  set(libcusparseLt nvidia-cusparselt-cu13==0.8.1)
+  set(libnccl nvidia-nccl-cu13==2.30.7)
+  set(libnvrtc nvidia-cuda-nvrtc==13.2.86)
+  set(libnvshmem_host nvidia-nvshmem-cu13==3.7.2)
+  set(packages "")
+  foreach(library IN LISTS ARGN)
+    list(APPEND packages ${${library}})
+  endforeach()
+  list(REMOVE_DUPLICATES packages)
+  set(${result} ${packages} PARENT_SCOPE)
+endfunction()
+
+# Sets `home` to the folder of the pinned LibTorch, of which `cache` keeps one subfolder per pin.
+function(_leanopt_fetched_home home cache)
+  _leanopt_fetch_dir(dir)
+  set(${cache} ${dir} PARENT_SCOPE)
+  set(${home} ${dir}/torch-${leanopt_pinned_torch} PARENT_SCOPE)
+endfunction()
+
+# One build at a time fills the cache: held until the function that calls this returns.
+macro(_leanopt_lock cache)
+  file(MAKE_DIRECTORY ${cache})
+  file(LOCK ${cache}/lock GUARD FUNCTION TIMEOUT 0 RESULT_VARIABLE busy)
+  if(busy)
+    message(STATUS "leanopt: waiting for another build that fills ${cache}")
+    file(LOCK ${cache}/lock GUARD FUNCTION TIMEOUT 3600)
+  endif()
+endmacro()
+
+# Installs the wheels named into ${aside}/site, to be moved from there when all is whole; sets
+# `reason` where it cannot. pip unpacks in TMPDIR, which may be too small for 1.2 GB, and a user's
+# settings may forbid --target. Naming the wheels' Python and platforms gives every machine the same
+# files, whatever its python3.
+function(_leanopt_pip_install reason aside)
+  set(${reason} "" PARENT_SCOPE)
+  _leanopt_python(python)
+  execute_process(COMMAND ${python} -m pip --version OUTPUT_QUIET ERROR_QUIET
+                  RESULT_VARIABLE failed)
+  if(failed)
+    set(${reason} "Installing ${ARGN} takes python3 with pip (Debian: apt-get install python3-pip), \
+and '${python} -m pip' does not run." PARENT_SCOPE)
+    return()
+  endif()
+  set(platforms --platform manylinux2014_x86_64)
+  foreach(glibc RANGE 17 28)
+    list(APPEND platforms --platform manylinux_2_${glibc}_x86_64)
+  endforeach()
+  file(REMOVE_RECURSE ${aside})
+  file(MAKE_DIRECTORY ${aside}/tmp)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 PIP_ROOT_USER_ACTION=ignore
+            PIP_DISABLE_PIP_VERSION_CHECK=1 TMPDIR=${aside}/tmp
+            ${python} -m pip install --no-deps --no-compile --no-cache-dir --target ${aside}/site
+            --only-binary :all: --python-version 3.11 --implementation cp ${platforms} ${ARGN}
+    RESULT_VARIABLE failed)
+  if(failed)
+    file(REMOVE_RECURSE ${aside})
+    set(${reason} "pip could not install ${ARGN}: its message stands above." PARENT_SCOPE)
+  endif()
+endfunction()
+
 # torch's full dependencies weigh 5.4 GB, nearly all of it for GPUs. The CPU libraries load two of
 # them, so pip is given these by name and told to resolve nothing.
 function(_leanopt_fetch_torch result reason)
-  set(pin 2.15.0)
-  set(wheels torch==${pin} nvidia-cuda-runtime==13.2.86 nvidia-cuda-cupti==13.2.86)
   set(${result} "" PARENT_SCOPE)
   set(${reason} "" PARENT_SCOPE)
   if(NOT CMAKE_HOST_SYSTEM_PROCESSOR STREQUAL x86_64)
@@ -124,52 +197,24 @@ function(_leanopt_fetch_torch result reason)
     return()
   endif()
 
-  _leanopt_fetch_dir(cache)
-  set(home ${cache}/torch-${pin})
-  set(dir ${home}/torch/share/cmake/Torch)
+  _leanopt_fetched_home(home cache)
   if(NOT EXISTS ${home})
-    _leanopt_python(python)
-    execute_process(COMMAND ${python} -m pip --version OUTPUT_QUIET ERROR_QUIET
-                    RESULT_VARIABLE failed)
-    if(failed)
-      set(${reason} "Installing torch==${pin} takes python3 with pip (Debian: apt-get install \
-python3-pip), and '${python} -m pip' does not run." PARENT_SCOPE)
-      return()
-    endif()
-    file(MAKE_DIRECTORY ${cache})
-    file(LOCK ${cache}/lock GUARD FUNCTION TIMEOUT 0 RESULT_VARIABLE busy)
-    if(busy)
-      message(STATUS "leanopt: waiting for another build that fills ${cache}")
-      file(LOCK ${cache}/lock GUARD FUNCTION TIMEOUT 3600)
-    endif()
+    _leanopt_lock(${cache})
   endif()
   if(NOT EXISTS ${home}) # still: the build that held the lock may have filled it
-    message(STATUS "leanopt: no LibTorch found; installing torch==${pin}, the CPU half, into "
-                   "${home}: 0.5 GB to load, 1.2 GB on disk, once for all builds")
-    # Aside and then renamed, so that the folder exists only when it is whole. pip unpacks in
-    # TMPDIR, which may be too small for 1.2 GB, and a user's settings may forbid --target. Naming
-    # the wheel's Python and platform gives every machine the same files, whatever its python3.
-    set(aside ${cache}/torch-${pin}.partial)
-    file(REMOVE_RECURSE ${aside})
-    file(MAKE_DIRECTORY ${aside}/tmp)
-    execute_process(
-      COMMAND ${CMAKE_COMMAND} -E env PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0
-              PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 TMPDIR=${aside}/tmp
-              ${python} -m pip install --no-deps --no-compile --no-cache-dir --target ${aside}/site
-              --only-binary :all: --python-version 3.11 --implementation cp
-              --platform manylinux_2_28_x86_64 --platform manylinux_2_25_x86_64
-              --platform manylinux2014_x86_64 ${wheels}
-      RESULT_VARIABLE failed)
-    if(failed OR NOT EXISTS ${aside}/site/torch/share/cmake/Torch/TorchConfig.cmake)
-      file(REMOVE_RECURSE ${aside})
-      set(${reason} "pip could not install torch==${pin}: its message stands above. Or set \
-CMAKE_PREFIX_PATH to the folder of a LibTorch." PARENT_SCOPE)
+    message(STATUS "leanopt: no LibTorch found; installing torch==${leanopt_pinned_torch}, the CPU "
+                   "half, into ${home}: 0.5 GB to load, 1.2 GB on disk, once for all builds")
+    set(aside ${home}.partial)
+    _leanopt_pinned_packages(packages libcudart libcupti)
+    _leanopt_pip_install(problem ${aside} torch==${leanopt_pinned_torch} ${packages})
+    if(problem)
+      set(${reason} "${problem} Or set CMAKE_PREFIX_PATH to the folder of a LibTorch." PARENT_SCOPE)
       return()
     endif()
     file(RENAME ${aside}/site ${home})
     file(REMOVE_RECURSE ${aside})
   endif()
-  set(${result} ${dir} PARENT_SCOPE)
+  set(${result} ${home}/torch/share/cmake/Torch PARENT_SCOPE)
 endfunction()
 
 # LibTorch's headers need C++20 from 2.12 on; older ones are tried with C++17.

@@ -2,6 +2,10 @@
 // how large their state is.
 #pragma once
 
+#if defined LEANOPT_COMPILED && defined LEANOPT_WITH_CUDA
+#error "leanopt::compiled steps on the CPU only: link leanopt::compiled or leanopt::cuda, not both"
+#endif
+
 #include <leanopt/config.hpp>
 #include <leanopt/engine/quantize.hpp>
 #include <leanopt/formats/bfloat16.hpp>

@@ -36,6 +36,7 @@ namespace {
 using format_runs::level;
 using format_runs::values;
 using leanopt::scalar;
+using leanopt::cpu::detail::has_books;
 using leanopt::formats::bfloat16_stochastic;
 using leanopt::formats::dynamic8;
 using leanopt::formats::dynamic8_strict;
@@ -65,19 +66,35 @@ struct have_one_code {
     using leanopt::min;
     using leanopt::reduce_max;
     using leanopt::reduce_min;
-    using V = leanopt::lanes<float, Width>;
+    using V = leanopt::cpu::detail::lanes_of<Width, float>;
+    using L = leanopt::lane_traits<V>;
     using I = leanopt::ints<V>;
     using S = scalar<float>;
-    constexpr int shift = 8 * Format::code_byte;
+    constexpr int N = L::count, shift = 8 * Format::code_byte;
     const auto s = scale;
     const I random_bits(random);
-    I x = leanopt::lane_traits<V>::iota() + I(first), low(code), high(code);
-    std::uint64_t left = std::uint64_t(last) - first + 1;
-    for (; left >= Width; left -= Width) {
-      const I c = Format::template encode<Range, V>(s, V(leanopt::real(x)), random_bits) >> shift;
+    I x = L::iota() + I(first), low(code), high(code);
+    const auto add = [&](const I& c) LEANOPT_LAMBDA {
       low = min(low, c);
       high = max(high, c);
-      x = x + I(std::uint32_t(Width));
+    };
+    std::uint64_t left = std::uint64_t(last) - first + 1;
+    for (; left >= Width; left -= Width) {
+      if constexpr (Width == leanopt::cpu::detail::permuting) {
+        V values[4];
+        for (V& one : values) {
+          one = V(leanopt::real(x));
+          x = x + I(std::uint32_t(N));
+        }
+        typename L::packed codes;
+        Format::template encode<Range, V>(s, values, codes);
+        std::uint8_t bytes[Width];
+        L::store_packed(bytes, codes);
+        for (int i = 0; i < Width; i += N) add(L::load_bytes(bytes + i));
+      } else {
+        add(Format::template encode<Range, V>(s, V(leanopt::real(x)), random_bits) >> shift);
+        x = x + I(std::uint32_t(N));
+      }
     }
     bool same = reduce_min(low) == code && reduce_max(high) == code;
     for (; left; --left) {
@@ -121,6 +138,14 @@ struct stretch {
   std::uint32_t code;
 };
 
+/// The widest level, and where bytes are permuted for a format also the one that does not.
+template <class Format>
+std::vector<level> levels_of() {
+  const level best = levels::all_here().back();
+  if (best < level::avx512vbmi) return {best};
+  return has_books<Format> ? std::vector{level::avx512, best} : std::vector{level::avx512};
+}
+
 /// The stretches of the floats `first` to `last`, in their order if the codes have one. That every
 /// float of a stretch has its code is left to `work`.
 template <class Format, values Range>
@@ -144,16 +169,18 @@ std::vector<stretch> stretches(const typename Format::scale& s, std::uint32_t fi
     constexpr std::uint32_t piece = 1u << 24;
     for (std::uint64_t from = one.first; from <= one.last; from += piece) {
       const auto to = std::uint32_t(std::min<std::uint64_t>(one.last, from + piece - 1));
-      work.add([=] {
-        const leanopt::cpu::float_environment guard;
-        using kernel = have_one_code<Format, Range>;
-        const bool same = leanopt::cpu::detail::launch<kernel, level::avx512>(
-            levels::all_here().back(), s, std::uint32_t(from), to, random, one.code);
-        return same ? std::string()
-                    : std::string(Format::name) + ": not all floats from " +
-                          std::to_string(real(std::uint32_t(from))) + " to " +
-                          std::to_string(real(to)) + " have code " + std::to_string(one.code);
-      });
+      for (const level l : levels_of<Format>())
+        work.add([=] {
+          const leanopt::cpu::float_environment guard;
+          using kernel = have_one_code<Format, Range>;
+          constexpr level widest = has_books<Format> ? level::avx512vbmi : level::avx512;
+          const bool same = leanopt::cpu::detail::launch<kernel, widest>(l, s, std::uint32_t(from),
+                                                                         to, random, one.code);
+          return same ? std::string()
+                      : std::string(Format::name) + ": not all floats from " +
+                            std::to_string(real(std::uint32_t(from))) + " to " +
+                            std::to_string(real(to)) + " have code " + std::to_string(one.code);
+        });
     }
     x = std::uint64_t(one.last) + 1;
   }

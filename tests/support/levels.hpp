@@ -9,9 +9,9 @@
 namespace levels {
 
 inline std::vector<leanopt::cpu::level> all_here() {
-  std::vector<leanopt::cpu::level> result;
-  for (const auto l :
-       {leanopt::cpu::level::scalar, leanopt::cpu::level::avx2, leanopt::cpu::level::avx512})
+  using leanopt::cpu::level;
+  std::vector<level> result;
+  for (const level l : {level::scalar, level::avx2, level::avx512, level::avx512vbmi})
     if (l <= leanopt::cpu::best_level()) result.push_back(l);
   return result;
 }

@@ -21,6 +21,9 @@
 #if (defined(__clang__) && __clang_major__ >= 17) || (!defined(__clang__) && __GNUC__ >= 12)
 #define LEANOPT_LANES_X86 1
 #include <immintrin.h>  // g++ declares its builtins here
+#if !defined(__clang__)
+#define LEANOPT_PERMUTES_BYTES 1
+#endif
 #else
 #warning "leanopt: vector lanes need g++ 12 or clang 17; this compiler takes the scalar path"
 #endif
@@ -45,6 +48,19 @@ LEANOPT_HD std::uint32_t if_above(std::uint32_t a, std::uint32_t b, std::uint32_
                                   std::uint32_t y) {
   return a > b ? x : y;
 }
+
+/// A table of 128 or 256 numbers in four planes of their bytes: how 64 numbers are looked up at
+/// a time.
+template <int Count>
+struct byte_planes {
+  alignas(64) std::uint8_t plane[4][Count];
+  /// number(i) is the number at index i.
+  template <class F>
+  explicit byte_planes(F number) {
+    for (int k = 0; k < 4; ++k)
+      for (int i = 0; i < Count; ++i) plane[k][i] = std::uint8_t(number(i) >> 8 * k);
+  }
+};
 
 template <class T, int N>
 struct lanes;
@@ -509,6 +525,77 @@ struct lane_traits<lanes<float, N>> : detail::own_memory<float, N> {
       return (type)__builtin_ia32_gathersiv16si(v16si{}, from, (v16si)index.v, -1, 4);
 #endif
   }
+
+#if LEANOPT_PERMUTES_BYTES
+  // 64 bytes in one register, for processors that permute bytes (AVX-512 VBMI). They stand in the
+  // order in which packing four registers of numbers leaves them.
+
+  using packed = lanes<std::uint8_t, 64>;
+  LEANOPT_INLINE static packed load_packed(const std::uint8_t* p) {
+    v16si x;
+    std::memcpy(&x, p, 64);
+    return reordered(x);
+  }
+  LEANOPT_INLINE static void store_packed(std::uint8_t* p, const packed& x) {
+    const packed y = reordered((v16si)x.v);
+    std::memcpy(p, &y.v, 64);
+  }
+  /// Numbers below 256.
+  LEANOPT_INLINE static packed pack(const ints (&x)[4]) {
+    const v32hi a = __builtin_ia32_packusdw512_mask(v16si(x[0].v), v16si(x[1].v), v32hi{}, -1);
+    const v32hi b = __builtin_ia32_packusdw512_mask(v16si(x[2].v), v16si(x[3].v), v32hi{}, -1);
+    return (typename packed::type)__builtin_ia32_packuswb512_mask(a, b, v64qi{}, -1);
+  }
+  /// The numbers of a table at index % Count, in the order in which the indices were packed.
+  template <int Count>
+  LEANOPT_INLINE static void look_up(const byte_planes<Count>& table, const packed& index,
+                                     ints (&x)[4]) {
+    const v64qi at = (v64qi)index.v;
+    v64qi part[4];
+    LEANOPT_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      const v64qi* from = reinterpret_cast<const v64qi*>(table.plane[k]);
+      part[k] = __builtin_ia32_vpermt2varqi512_mask(at, from[0], from[1], -1);
+      if constexpr (Count == 256)
+        part[k] = __builtin_ia32_blendmb_512_mask(
+            part[k], __builtin_ia32_vpermt2varqi512_mask(at, from[2], from[3], -1),
+            __builtin_ia32_cvtb2mask512(at));
+    }
+    const v32hi a = (v32hi)__builtin_ia32_punpcklbw512_mask(part[0], part[1], v64qi{}, -1);
+    const v32hi b = (v32hi)__builtin_ia32_punpcklbw512_mask(part[2], part[3], v64qi{}, -1);
+    const v32hi c = (v32hi)__builtin_ia32_punpckhbw512_mask(part[0], part[1], v64qi{}, -1);
+    const v32hi d = (v32hi)__builtin_ia32_punpckhbw512_mask(part[2], part[3], v64qi{}, -1);
+    using type = typename ints::type;
+    x[0].v = (type)__builtin_ia32_punpcklwd512_mask(a, b, v32hi{}, -1);
+    x[1].v = (type)__builtin_ia32_punpckhwd512_mask(a, b, v32hi{}, -1);
+    x[2].v = (type)__builtin_ia32_punpcklwd512_mask(c, d, v32hi{}, -1);
+    x[3].v = (type)__builtin_ia32_punpckhwd512_mask(c, d, v32hi{}, -1);
+  }
+  /// table[index % 16], lane by lane.
+  LEANOPT_INLINE static lanes<float, N> pick(const float (&table)[16], const ints& index) {
+    return __builtin_ia32_permvarsf512_mask(lane_traits::load(table).v, (v16si)index.v,
+                                            typename lanes<float, N>::type{}, -1);
+  }
+  LEANOPT_INLINE static lanes<float, N> to_numbers(const ints& x) {
+    return __builtin_ia32_cvtdq2ps512_mask((v16si)x.v, typename lanes<float, N>::type{}, -1, 4);
+  }
+  /// The whole part of x.
+  LEANOPT_INLINE static ints to_ints(const lanes<float, N>& x) {
+    return (typename ints::type)__builtin_ia32_cvttps2dq512_mask(x.v, v16si{}, -1, 4);
+  }
+
+ private:
+  typedef char v64qi __attribute__((vector_size(64), may_alias));
+  typedef short v32hi __attribute__((vector_size(64)));
+  typedef int v16si __attribute__((vector_size(64)));
+  /// Between the packed order and that of memory.
+  LEANOPT_INLINE static packed reordered(const v16si& x) {
+    const v16si order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    return (typename packed::type)__builtin_ia32_permvarsi512_mask(x, order, v16si{}, -1);
+  }
+
+ public:
+#endif
 
   /// N numbers, each below 65536.
   LEANOPT_INLINE static void store_words(std::uint16_t* p, const ints& x) {

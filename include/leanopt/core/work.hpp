@@ -8,6 +8,18 @@
 LEANOPT_EXACT_BEGIN
 namespace leanopt {
 
+/// How every engine cuts its work. Sums are taken unit by unit, stage by stage and so many rows at
+/// a time, so that these are part of the promise of equal bits.
+struct cut {
+  static constexpr std::size_t unit = 4096;  ///< long enough to hide the cost of handing it out
+  static constexpr std::size_t stage = 256;  ///< a multiple of every block
+  static constexpr std::size_t rows = 64;
+};
+/// How many units there are of so many elements.
+LEANOPT_HD constexpr std::size_t units_of(std::size_t elements) {
+  return (elements + cut::unit - 1) / cut::unit;
+}
+
 /// The order in which a tensor's numbers stand in memory: sizes and strides in elements, outermost
 /// dimension first, both owned by the caller.
 struct strided {

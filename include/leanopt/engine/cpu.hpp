@@ -16,17 +16,22 @@
 LEANOPT_EXACT_BEGIN
 namespace leanopt::cpu {
 
-/// The instruction sets, in LibTorch's order and under its names (see level_from_environment()).
-enum class level { scalar, avx2, avx512 };
+/// The instruction sets, in LibTorch's order and under its names (see level_from_environment());
+/// the last one, which permutes bytes, has the name of the one before it.
+enum class level { scalar, avx2, avx512, avx512vbmi };
 constexpr const char* name_of(level l) {
-  return l == level::avx512 ? "avx512" : l == level::avx2 ? "avx2" : "default";
+  return l >= level::avx512 ? "avx512" : l == level::avx2 ? "avx2" : "default";
 }
 
 inline level best_level() {
 #if LEANOPT_LANES_X86
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+#if LEANOPT_PERMUTES_BYTES
+    return __builtin_cpu_supports("avx512vbmi") ? level::avx512vbmi : level::avx512;
+#else
     return level::avx512;
+#endif
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return level::avx2;
 #endif
   return level::scalar;
@@ -49,9 +54,11 @@ class float_environment {
 
 namespace detail {
 
-/// Lanes of T in a register that holds `Width` floats; one number where Width is 1.
+/// Lanes of T in a register that holds `Width` floats; one number where Width is 1. `permuting` is
+/// the width of four registers of which the bytes are permuted together.
+constexpr int permuting = 64;
 template <int Width, class T>
-using lanes_of = lanes<T, Width == 1 ? 1 : Width * 4 / int(sizeof(T))>;
+using lanes_of = lanes<T, Width == 1 ? 1 : (Width == permuting ? 16 : Width) * 4 / int(sizeof(T))>;
 
 template <class Kernel, class... A>
 [[gnu::noinline]] auto enter_scalar(const A&... args) {
@@ -67,6 +74,13 @@ template <class Kernel, class... A>
     const A&... args) {
   return Kernel::template run<16>(args...);
 }
+#if LEANOPT_PERMUTES_BYTES
+template <class Kernel, class... A>
+[[gnu::noinline, gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]] auto
+enter_avx512vbmi(const A&... args) {
+  return Kernel::template run<permuting>(args...);
+}
+#endif
 #endif
 
 /// What a kernel for numbers of type T is compiled for at most: float64 moves so many bytes that
@@ -77,9 +91,13 @@ constexpr level widest = sizeof(T) == 8 ? level::avx2 : level::avx512;
 /// Runs Kernel::run<Width>(args...) with the width of `l`, at most Widest's.
 template <class Kernel, level Widest, class... A>
 auto launch(level l, const A&... args) {
+#if LEANOPT_PERMUTES_BYTES
+  if constexpr (Widest == level::avx512vbmi)
+    if (l == level::avx512vbmi) return enter_avx512vbmi<Kernel>(args...);
+#endif
 #if LEANOPT_LANES_X86
-  if constexpr (Widest == level::avx512)
-    if (l == level::avx512) return enter_avx512<Kernel>(args...);
+  if constexpr (Widest >= level::avx512)
+    if (l >= level::avx512) return enter_avx512<Kernel>(args...);
   if constexpr (Widest != level::scalar)
     if (l != level::scalar) return enter_avx2<Kernel>(args...);
 #endif
@@ -91,8 +109,8 @@ auto launch(level l, const A&... args) {
 
 // ---- numbers of any type and layout, 256 at a time ----------------------------------------------
 
-/// Values that pass through L1 together; a multiple of every block.
-constexpr std::size_t stage = 256;
+/// Values that pass through L1 together.
+constexpr std::size_t stage = cut::stage;
 
 namespace detail {
 
@@ -344,6 +362,10 @@ struct stream {
 
 template <class Format>
 constexpr bool has_headers = !std::is_void_v<typename Format::header>;
+template <class Format, class = void>
+constexpr bool has_books = false;
+template <class Format>
+constexpr bool has_books<Format, std::void_t<typename Format::books>> = true;
 /// The statistics of a block's moments; none where values are stored each on their own.
 template <class Format, class V, bool = has_headers<Format>>
 struct range_type {
@@ -437,29 +459,54 @@ struct blocks {
     for (float& x : moments) x = Format::raise(x, s);
   }
 
-  /// One full block. `ahead` is the distance of the prefetch in elements.
+  /// A block whose moments have moved and whose codes are still the old ones.
   template <int Width>
-  LEANOPT_INLINE static void step(const coeffs& c, T* p, const T* g, stored* const (&codes)[S],
-                                  header* const (&headers)[S], std::uint64_t key, std::size_t block,
-                                  const bool* kept, const inputs& in, std::size_t n,
-                                  std::size_t ahead) {
+  struct pending {
+    alignas(64) float moments[S][B];
+    scale now[S];
+    std::uint32_t random[S];
+    stored* codes[S];
+  };
+
+  /// The step of a full block up to its headers; `next` has its codes.
+  template <int Width>
+  LEANOPT_INLINE static void step(const coeffs& c, T* p, const T* g, header* const (&headers)[S],
+                                  std::uint64_t key, std::size_t block, const bool* kept,
+                                  const inputs& in, std::size_t n, pending<Width>& next) {
     using F = lanes_of<Width, float>;
     using L = lane_traits<F>;
     using V = lanes_of<Width, T>;
     using D = lane_traits<V>;
-    constexpr int N = L::count, G = L::group;
-    alignas(64) float moments[S][B];
+    constexpr int N = L::count;
+    float(&moments)[S][B] = next.moments;
+    stored* codes[S];
     alignas(64) T input[inputs::present ? B : 1] = {};
     if constexpr (inputs::present) in.template fill<V>(input, block * B, n);
     scale old[S];
     range_of<F> ranges[S];
-    each<S>([&](auto k) LEANOPT_LAMBDA { old[k] = open(headers[k]); });
+    each<S>([&](auto k) LEANOPT_LAMBDA {
+      codes[k] = next.codes[k];
+      old[k] = open(headers[k]);
+    });
+    if constexpr (Width == permuting)
+      each<S>([&](auto k) LEANOPT_LAMBDA {
+        for (int j = 0; j < B; j += 4 * N) {
+          F s[4];
+          Format::template decode<Formula::slots[k].range, F>(old[k], L::load_packed(codes[k] + j),
+                                                              s);
+          LEANOPT_UNROLL
+          for (int i = 0; i < 4; ++i) L::store(moments[k] + j + i * N, s[i]);
+        }
+      });
 
 #pragma GCC unroll 4
     for (int j = 0; j < B; j += N) {
       F s[S];
       each<S>([&](auto k) LEANOPT_LAMBDA {
-        s[k] = decode<F, Formula::slots[k].range>(old[k], codes[k] + j);
+        if constexpr (Width == permuting)
+          s[k] = L::load(moments[k] + j);
+        else
+          s[k] = decode<F, Formula::slots[k].range>(old[k], codes[k] + j);
       });
       if constexpr (std::is_same_v<T, float>) {
         F w = L::load(p + j);
@@ -485,59 +532,68 @@ struct blocks {
     range found[S];
     each<S>([&](auto k) LEANOPT_LAMBDA { found[k] = ranges[k].reduced(); });
     if (__builtin_expect(kept != nullptr, 0)) restore(kept, codes, old, moments, found);
-    encode<Width>(moments, found, p, codes, headers, key, block, [&](int j) LEANOPT_LAMBDA {
-      for (int z = 0; z < N * G; z += 64 / int(sizeof(T))) {
-        __builtin_prefetch(p + j + z + ahead);
-        __builtin_prefetch(g + j + z + ahead);
-      }
-      constexpr int line = 64 / int(sizeof(stored));
-      each<S>([&](auto k) LEANOPT_LAMBDA {
-        for (int z = j % line ? N * G : 0; z < N * G; z += line)
-          __builtin_prefetch(codes[k] + j + z + ahead);
-      });
-    });
+    fit(found, p, headers, key, block, next);
   }
 
-  /// Headers and codes of a block from its moments; prefetch(j) is called on the way.
-  template <int Width, class Prefetch>
-  LEANOPT_INLINE static void encode(float (&moments)[S][B], range (&found)[S], T* p,
-                                    stored* const (&codes)[S], header* const (&headers)[S],
-                                    std::uint64_t key, std::size_t block, Prefetch prefetch) {
-    using F = lanes_of<Width, float>;
-    using L = lane_traits<F>;
-    constexpr int N = L::count, G = L::group;
-    scale now[S];
+  /// Scales and headers of a block from the ranges of its moments.
+  template <int Width>
+  LEANOPT_INLINE static void fit(range (&found)[S], T* p, header* const (&headers)[S],
+                                 std::uint64_t key, std::size_t block, pending<Width>& next) {
     if constexpr (has_headers<Format>) {
       bool large = false;
       each<S>([&](auto k) LEANOPT_LAMBDA {
         large |= is_large<Formula::slots[k].range>(found[k].largest, Format::large);
       });
-      if (__builtin_expect(large, 0)) repair(moments, p, found);
-      Format::template fit<Formula>(found, now);
+      if (__builtin_expect(large, 0)) repair(next.moments, p, found);
+      Format::template fit<Formula>(found, next.now);
       each<S>([&](auto k) LEANOPT_LAMBDA {
-        *headers[k] = Format::close(now[k]);
+        *headers[k] = Format::close(next.now[k]);
         if constexpr (Format::raises)
           if constexpr (Formula::slots[k].range == values::non_negative)
-            if (__builtin_expect(Format::needs_raise(found[k], now[k]), 0))
-              raise(moments[k], now[k]);
+            if (__builtin_expect(Format::needs_raise(found[k], next.now[k]), 0))
+              raise(next.moments[k], next.now[k]);
       });
     }
-    lattice<F> draw[S];
     if constexpr (Format::random)
-      each<S>([&](auto k) LEANOPT_LAMBDA { draw[k] = lattice<F>(random_word(key, block, k)); });
+      each<S>([&](auto k) LEANOPT_LAMBDA { next.random[k] = random_word(key, block, k); });
+  }
 
+  /// The codes of a block from its moments. prefetch(j, m) is called on the way to the codes from
+  /// j to j + m.
+  template <int Width, class Prefetch>
+  LEANOPT_INLINE static void encode(const pending<Width>& x, Prefetch prefetch) {
+    using F = lanes_of<Width, float>;
+    using L = lane_traits<F>;
+    constexpr int N = L::count, G = Width == permuting ? 4 : L::group;
+    scale now[S];  // local copies, as in run()
+    lattice<F> draw[S];
+    stored* codes[S];
+    each<S>([&](auto k) LEANOPT_LAMBDA {
+      now[k] = x.now[k];
+      if constexpr (Format::random) draw[k] = lattice<F>(x.random[k]);
+      codes[k] = x.codes[k];
+    });
     for (int j = 0; j < B; j += N * G) {
-      prefetch(j);
+      prefetch(j, N * G);
       each<S>([&](auto k) LEANOPT_LAMBDA {
-        ints<F> x[G];
+        if constexpr (Width == permuting) {
+          F values[G];
+          LEANOPT_UNROLL
+          for (int i = 0; i < G; ++i) values[i] = L::load(x.moments[k] + j + i * N);
+          typename L::packed code;
+          Format::template encode<Formula::slots[k].range, F>(now[k], values, code);
+          L::store_packed(codes[k] + j, code);
+        } else {
+          ints<F> code[G];
 #pragma GCC unroll 4
-        for (int i = 0; i < G; ++i) {
-          x[i] = Format::template encode<Formula::slots[k].range, F>(
-                     now[k], L::load(moments[k] + j + i * N), draw[k].next()) >>
-                 8 * Format::code_byte;
-          if constexpr (sizeof(stored) == 2) L::store_words(codes[k] + j + i * N, x[i]);
+          for (int i = 0; i < G; ++i) {
+            code[i] = Format::template encode<Formula::slots[k].range, F>(
+                          now[k], L::load(x.moments[k] + j + i * N), draw[k].next()) >>
+                      8 * Format::code_byte;
+            if constexpr (sizeof(stored) == 2) L::store_words(codes[k] + j + i * N, code[i]);
+          }
+          if constexpr (sizeof(stored) == 1) L::store_bytes(codes[k] + j, code);
         }
-        if constexpr (sizeof(stored) == 1) L::store_bytes(codes[k] + j, x);
       });
     }
   }
@@ -548,33 +604,54 @@ struct blocks {
     const auto c = coeffs_;
     const auto t = piece_;
     constexpr std::size_t ahead = Width == 1 ? 0 : 4 * B;  // four blocks, as measured
-    for (std::size_t i = 0; i < t.elements; i += B) {
-      const std::size_t n = t.elements - i;
-      const bool* kept = t.kept ? t.kept + i : nullptr;
-      stored* codes[S];
-      header* headers[S];
-      for (int k = 0; k < S; ++k) {
-        codes[k] = t.slots[k] + i;
-        headers[k] = header_at(t.headers[k], i);
+    // With 512 bits a block is encoded after the step of the next one, which does not wait for its
+    // scales; with fewer that gains nothing.
+    constexpr bool late = Width >= 16;
+    pending<Width> both[late ? 2 : 1], *next = both, *ready = both + late;
+    stored last[S][B];
+    for (std::size_t i = 0; i < t.elements + (late ? B : 0); i += B) {
+      if (!late || i < t.elements) {
+        const std::size_t n = t.elements - i;
+        const bool* kept = t.kept ? t.kept + i : nullptr;
+        header* headers[S];
+        for (int k = 0; k < S; ++k) {
+          next->codes[k] = t.slots[k] + i;
+          headers[k] = header_at(t.headers[k], i);
+        }
+        const std::size_t block = (t.first + i) / B;
+        if (n >= B) {
+          step(c, t.p + i, t.g + i, headers, t.key, block, kept, in, B, *next);
+        } else {
+          T p[B] = {}, g[B] = {};  // the last, short block: zeros enter no statistic
+          std::copy_n(t.p + i, n, p);
+          std::copy_n(t.g + i, n, g);
+          each<S>([&](auto k) LEANOPT_LAMBDA {
+            std::copy_n(next->codes[k], n, last[k]);
+            std::fill(last[k] + n, last[k] + B, Format::template zero<Formula::slots[k].range>);
+            next->codes[k] = last[k];
+          });
+          step(c, p, g, headers, t.key, block, kept, in, n, *next);
+          std::copy_n(p, n, t.p + i);
+        }
       }
-      const std::size_t block = (t.first + i) / B;
-      if (n >= B) {
-        step<Width>(c, t.p + i, t.g + i, codes, headers, t.key, block, kept, in, B, ahead);
-        continue;
+      if (!late || i > 0) {
+        const T *const p = t.p + i + ahead, *const g = t.g + i + ahead;
+        encode(*ready, [&](int j, int m) LEANOPT_LAMBDA {
+          for (int z = 0; z < m; z += 64 / int(sizeof(T))) {
+            __builtin_prefetch(p + j + z);
+            __builtin_prefetch(g + j + z);
+          }
+          constexpr int line = 64 / int(sizeof(stored));
+          each<S>([&](auto k) LEANOPT_LAMBDA {
+            for (int z = j % line ? m : 0; z < m; z += line)
+              __builtin_prefetch(t.slots[k] + i + ahead + j + z);
+          });
+        });
       }
-      T p[B] = {}, g[B] = {};  // the last, short block: zeros enter no statistic
-      stored copy[S][B], *copies[S];
-      std::copy_n(t.p + i, n, p);
-      std::copy_n(t.g + i, n, g);
-      each<S>([&](auto k) LEANOPT_LAMBDA {
-        copies[k] = copy[k];
-        std::copy_n(codes[k], n, copy[k]);
-        std::fill(copy[k] + n, copy[k] + B, Format::template zero<Formula::slots[k].range>);
-      });
-      step<Width>(c, p, g, copies, headers, t.key, block, kept, in, n, 0);
-      std::copy_n(p, n, t.p + i);
-      for (int k = 0; k < S; ++k) std::copy_n(copy[k], n, codes[k]);
+      if (late) std::swap(next, ready);
     }
+    if (const std::size_t rest = t.elements % B)
+      for (int k = 0; k < S; ++k) std::copy_n(last[k], rest, t.slots[k] + (t.elements - rest));
   }
 };
 
@@ -588,21 +665,22 @@ struct encode_kernel {
     constexpr int S = all::S, B = all::B;
     for (std::size_t i = 0; i < t.elements; i += B) {
       const std::size_t n = std::min(std::size_t(B), t.elements - i);
-      alignas(64) float moments[S][B] = {};
-      typename all::stored copy[S][B], *codes[S];
+      typename all::template pending<Width> x = {};
+      typename all::stored copy[S][B];
       typename all::header* headers[S];
       typename all::range found[S];
       each<S>([&](auto k) LEANOPT_LAMBDA {
-        std::copy_n(values[k] + i, n, moments[k]);
-        codes[k] = copy[k];
+        std::copy_n(values[k] + i, n, x.moments[k]);
+        x.codes[k] = copy[k];
         headers[k] = all::header_at(t.headers[k], i);
         typename all::template range_of<F> all_of_block;
         for (int j = 0; j < B; j += lane_traits<F>::count)
-          all_of_block.template add<Formula::slots[k].range>(lane_traits<F>::load(moments[k] + j));
+          all_of_block.template add<Formula::slots[k].range>(
+              lane_traits<F>::load(x.moments[k] + j));
         found[k] = all_of_block.reduced();
       });
-      all::template encode<Width>(moments, found, static_cast<float*>(nullptr), codes, headers,
-                                  t.key, i / B, [](int) LEANOPT_LAMBDA {});
+      all::fit(found, nullptr, headers, t.key, i / B, x);
+      all::encode(x, [](int, int) LEANOPT_LAMBDA {});
       for (int k = 0; k < S; ++k) std::copy_n(copy[k], n, t.slots[k] + i);
     }
   }
@@ -626,6 +704,12 @@ struct decode_kernel {
 
 template <class Formula, class Format, class T>
 struct step_kernel {
+  /// Full precision waits for the divider and for memory, whatever the width; 512 bits are up to
+  /// half as slow again where arrays begin at like offsets of their pages, as large ones do.
+  static constexpr level most = Format::block == 0 || sizeof(T) == 8 ? level::avx2
+                                : has_books<Format>                  ? level::avx512vbmi
+                                                                     : level::avx512;
+
   template <int Width, class Piece, class Inputs>
   LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& c, const Piece& t,
                                  const Inputs& in) {
@@ -734,7 +818,7 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
     }
     return x;
   };
-  const auto run = [&](const part_t& x) { detail::launch<kernel, detail::widest<T>>(l, c, x, in); };
+  const auto run = [&](const part_t& x) { detail::launch<kernel, kernel::most>(l, c, x, in); };
   T* const own_p = static_cast<T*>(t.p.data);
   const T* const own_g = static_cast<const T*>(t.g.data);
   if (p_in_place && g_in_place && !t.skipped)
@@ -880,9 +964,8 @@ void each_stage(level l, const operand& x, std::size_t first, std::size_t last, 
 
 }  // namespace detail
 
-/// Elements of a work unit: long enough to hide the cost of handing it out.
-constexpr std::size_t unit = 4096;
-constexpr std::size_t units_of(std::size_t elements) { return (elements + unit - 1) / unit; }
+constexpr std::size_t unit = cut::unit;
+using leanopt::units_of;
 
 /// The sum over unit u of what `sum_of(values, first, n)` gives for at most 256 elements at a time.
 template <class T, class Weights, class F>
@@ -1038,7 +1121,7 @@ class matrix_passes {
  private:
   using inputs = typename Rule::template formula<true>::template inputs<T>;
   using number = scalar<T>;
-  static constexpr std::size_t chunk_rows = 64, tile = 2048;
+  static constexpr std::size_t chunk_rows = cut::rows, tile = 2048;
 
   static std::size_t chunks(const matrix_step& t) { return (t.rows + chunk_rows - 1) / chunk_rows; }
   static std::size_t partials(const matrix_step& t) {

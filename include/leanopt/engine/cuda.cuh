@@ -41,7 +41,24 @@ inline int blocks_for_warps(std::uint64_t work, std::uint64_t* blocks) {
 }
 }  // namespace detail
 
-inline int send(void* to, const void* from, std::size_t bytes, stream s) {
+template <class>
+int is_capturing(stream s, bool* result) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const int error = cudaStreamIsCapturing(s, &status);
+  *result = status != cudaStreamCaptureStatusNone;
+  return error;
+}
+template <class>
+const char* text_of(int error) {
+  return cudaGetErrorString(cudaError_t(error));
+}
+template <class>
+int check_arithmetic(std::uint32_t* result, stream s) {
+  return detail::launch(arithmetic_kernel<>, 1, 0, s, result, 0x1p-100f, 0x1p-45f, 3.0f);
+}
+
+template <class>
+int send(void* to, const void* from, std::size_t bytes, stream s) {
   for (std::size_t i = 0; i < bytes; i += parcel::most) {
     const std::size_t n = std::min(parcel::most, bytes - i);
     parcel p;
@@ -54,7 +71,8 @@ inline int send(void* to, const void* from, std::size_t bytes, stream s) {
   return 0;
 }
 
-inline int set_units(const work_list& list, std::size_t tensors, stream s) {
+template <class>
+int set_units(const work_list& list, std::size_t tensors, stream s) {
   if (list.units == 0) return 0;
   std::uint64_t blocks;
   if (const int error =
@@ -100,9 +118,9 @@ int adafactor_step(const matrix_list<T>& all, const device_scalars& scalars, str
 }
 
 template <class Rule, class T>
-int prepare(const captured_group* groups, group_step<typename Rule::template coeffs<T>>* coeffs,
-            std::uint32_t count, const device_scalars& scalars, stream s) {
-  return detail::launch(prepare_kernel<Rule, T>, 1, 0, s, groups, coeffs, count, scalars);
+int prepare(const counted_group<Rule>* groups, group<Rule, T>* result, std::uint32_t count,
+            const device_scalars& scalars, stream s) {
+  return detail::launch(prepare_kernel<Rule, T>, 1, 0, s, groups, result, count, scalars);
 }
 
 template <class Formula, class Format>
@@ -126,8 +144,9 @@ int decode(const coded& t, float* const (&numbers)[3], stream s) {
   return detail::launch(decode_kernel<Formula, Format>, blocks, shared_bytes<Format>, s, t, arrays);
 }
 
-inline int global_norm(const work_list& list, double* sums, norm_result* result, double most,
-                       const device_scalars& scalars, stream s) {
+template <class>
+int global_norm(const work_list& list, double* sums, norm_result* result, double most,
+                const device_scalars& scalars, stream s) {
   if (list.units) {
     std::uint64_t blocks;
     if (const int error = detail::blocks_for_warps(list.units, &blocks)) return error;

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -54,22 +55,14 @@ struct tensor {
   weights_kind weights = weights_kind::plain;
 };
 
-/// Elements of a work unit.
-constexpr std::uint64_t unit = 4096;
-LEANOPT_HD constexpr std::uint64_t units_of(std::uint64_t elements) {
-  return (elements + unit - 1) / unit;
-}
+constexpr std::uint64_t unit = cut::unit;
 
-/// What a tensor of `group` has in common with the others of it in one step.
+/// What the tensors of a group have in common in one step of an elementwise rule.
 template <class Coeffs>
 struct group_step {
   Coeffs coeffs;
-  std::uint64_t key;  ///< of the seed and the step: mix(mix(seed) + step)
+  std::uint64_t key;  ///< of the seed and the step
 };
-template <class Coeffs>
-group_step<Coeffs> group_of(const Coeffs& coeffs, std::uint64_t seed, std::uint64_t step) {
-  return {coeffs, random_step_key(seed, step)};
-}
 
 /// Scalars of a step in the device's memory, read when the step runs; null where there is none.
 struct device_scalars {
@@ -81,7 +74,7 @@ struct device_scalars {
 /// The tensors of one launch in the device's memory: see table.
 struct work_list {
   const tensor* tensors = nullptr;
-  const void* const* gradients = nullptr;         ///< of each tensor
+  const void* const* gradients = nullptr;         ///< of each tensor; given with each step
   const std::uint32_t* tensor_of_unit = nullptr;  ///< of each work unit
   std::uint64_t units = 0;
   std::uint64_t first = 0;  ///< the unit to begin with
@@ -99,8 +92,8 @@ struct tables_of<Format, std::void_t<typename Format::books>> {
   using type = typename Format::books;
 };
 
-/// Tensors in the form in which a device needs them. Made when the list of tensors changes; a step
-/// sends the pointers of its gradients only.
+/// Tensors in the form in which a device needs them. Made when the list of tensors changes: what
+/// moves from step to step, the gradients' pointers, stands elsewhere.
 class table {
  public:
   void clear() {
@@ -121,19 +114,18 @@ class table {
 
   /// Memory of the device that it needs, aligned to 16 bytes.
   std::size_t bytes() const { return at_units() + units_ * sizeof(std::uint32_t); }
-  /// The list, once image() has been sent to `memory` and set_units() was called.
+  /// The list, once image() has been sent to `memory` and set_units() was called; without
+  /// gradients.
   work_list list_at(void* memory) const {
     char* m = static_cast<char*>(memory);
     return {reinterpret_cast<const tensor*>(m),
-            reinterpret_cast<const void* const*>(m + at_gradients()),
+            nullptr,
             reinterpret_cast<const std::uint32_t*>(m + at_units()),
             units_,
             0,
             nullptr};
   }
-  /// Where the pointers of the gradients, one per tensor, are sent for each step.
-  void* gradients_at(void* memory) const { return static_cast<char*>(memory) + at_gradients(); }
-  /// What is sent to `memory`: the tensors and their shapes.
+  /// What is sent to `memory` before set_units().
   std::vector<char> image(void* memory) const {
     std::vector<char> bytes(at_units());
     const auto* shapes =
@@ -162,8 +154,7 @@ class table {
     shapes_.insert(shapes_.end(), s.sizes, s.sizes + s.rank);
     shapes_.insert(shapes_.end(), s.strides, s.strides + s.rank);
   }
-  std::size_t at_gradients() const { return tensors_.size() * sizeof(tensor); }
-  std::size_t at_shapes() const { return at_gradients() + tensors_.size() * sizeof(void*); }
+  std::size_t at_shapes() const { return tensors_.size() * sizeof(tensor); }
   std::size_t at_units() const {
     return (at_shapes() + shapes_.size() * sizeof(std::int64_t) + 15) / 16 * 16;
   }
@@ -172,13 +163,29 @@ class table {
   std::vector<std::int64_t> shapes_;
   std::uint64_t units_ = 0;
 };
+
 // ---- work on a stream ---------------------------------------------------------------------------
+
+/// The stream on which LibTorch puts work of a device now. @pre there is such a device.
+stream current_stream(int device);
+/// Whether work put on a stream is recorded in a graph, to be done later.
+template <class = void>
+int is_capturing(stream s, bool* result);
+/// What an error means, in CUDA's words.
+template <class = void>
+const char* text_of(int error);
+/// Sets `result`, in the device's memory, to 1 where its arithmetic is IEEE's, else to 0: nvcc's
+/// -use_fast_math cannot be seen when a kernel is compiled.
+template <class = void>
+int check_arithmetic(std::uint32_t* result, stream s);
 
 /// Sends bytes to the device as parameters of launches, 4 KiB of them a time, so that `from` may
 /// change at once and a captured graph sends what it was captured with. Both are aligned to 4 bytes
 /// and `bytes` is a multiple of 4.
+template <class = void>
 int send(void* to, const void* from, std::size_t bytes, stream s);
 /// Fills in which tensor each work unit belongs to, after the image of the table was sent.
+template <class = void>
 int set_units(const work_list& list, std::size_t tensors, stream s);
 
 /// A step of an elementwise rule over all elements of a list, whose tensors have coefficients in
@@ -187,7 +194,7 @@ template <class Formula, class Format, class T>
 int step(const work_list& list, const group_step<typename Formula::template coeffs<T>>* groups,
          const device_scalars& scalars, stream s);
 
-// ---- steps that a graph captures ----------------------------------------------------------------
+// ---- groups ------------------------------------------------------------------------------------
 
 /// What kernels read of the options of Adam and AdamW; with their names, so that the rule takes it.
 class adam_constants {
@@ -215,18 +222,111 @@ class adam_constants {
   bool maximize_;
 };
 
-/// A group whose rate and number of steps are the device's. All in its memory.
-struct captured_group {
-  adam_constants options;
+/// What kernels read of the options of Adafactor; with their names, so that the rule takes it.
+class adafactor_constants {
+ public:
+  adafactor_constants() = default;
+  template <class Options>
+  explicit adafactor_constants(const Options& o)
+      : lr_(o.lr()),
+        weight_decay_(o.weight_decay()),
+        beta2_decay_(o.beta2_decay()),
+        d_(o.d()),
+        clip_threshold_(o.clip_threshold()),
+        decay_rate_(o.decay_rate()),
+        maximize_(o.maximize()),
+        is_hugging_face_(o.is_hugging_face()),
+        scale_parameter_(o.scale_parameter()),
+        relative_step_(o.relative_step()),
+        warmup_init_(o.warmup_init()) {
+    const auto [eps1, eps2] = o.eps();
+    eps_ = {eps1, eps2};
+    beta1_ = o.beta1();
+  }
+
+  struct optional {
+    double value;
+    bool given;
+    optional() = default;
+    optional(const std::optional<double>& x) : value(x.value_or(0)), given(x.has_value()) {}
+    LEANOPT_HD double value_or(double x) const { return given ? value : x; }
+  };
+  struct pair {
+    optional first;
+    double second;
+  };
+  LEANOPT_HD double lr() const { return lr_; }
+  LEANOPT_HD void lr(double x) { lr_ = x; }
+  LEANOPT_HD pair eps() const { return eps_; }
+  LEANOPT_HD double weight_decay() const { return weight_decay_; }
+  LEANOPT_HD double beta2_decay() const { return beta2_decay_; }
+  LEANOPT_HD double d() const { return d_; }
+  LEANOPT_HD double clip_threshold() const { return clip_threshold_; }
+  LEANOPT_HD double decay_rate() const { return decay_rate_; }
+  LEANOPT_HD optional beta1() const { return beta1_; }
+  LEANOPT_HD bool maximize() const { return maximize_; }
+  LEANOPT_HD bool is_hugging_face() const { return is_hugging_face_; }
+  LEANOPT_HD bool scale_parameter() const { return scale_parameter_; }
+  LEANOPT_HD bool relative_step() const { return relative_step_; }
+  LEANOPT_HD bool warmup_init() const { return warmup_init_; }
+
+ private:
+  double lr_, weight_decay_, beta2_decay_, d_, clip_threshold_, decay_rate_;
+  pair eps_;
+  optional beta1_;
+  bool maximize_, is_hugging_face_, scale_parameter_, relative_step_, warmup_init_;
+};
+
+/// What the matrices of a group have in common in one step.
+template <class T>
+struct adafactor_group {
+  rules::adafactor::reductions<T> coeffs;
+  adafactor_constants options;
+  std::int64_t step;
+  std::uint64_t key;
+};
+template <class Rule>
+using constants_of = std::conditional_t<Rule::elementwise, adam_constants, adafactor_constants>;
+
+namespace detail {
+template <class Rule, class T, bool = Rule::elementwise>
+struct group_of_rule {
+  using type = group_step<typename Rule::template coeffs<T>>;
+};
+template <class Rule, class T>
+struct group_of_rule<Rule, T, false> {
+  using type = adafactor_group<T>;
+};
+}  // namespace detail
+/// What the tensors of a group have in common in one step of a rule.
+template <class Rule, class T>
+using group = typename detail::group_of_rule<Rule, T>::type;
+
+/// The same of options and a step. `epsilon` is that of the parameters' type.
+template <class Rule, class T, class Options>
+LEANOPT_HD group<Rule, T> group_of(const Options& o, std::uint64_t seed, std::int64_t step,
+                                   double epsilon) {
+  const std::uint64_t key = random_step_key(seed, std::uint64_t(step));
+  if constexpr (Rule::elementwise)
+    return {Rule::template prepare<T>(o, step), key};
+  else
+    return {Rule::template prepare<T>(o, step, epsilon), adafactor_constants(o), step, key};
+}
+
+/// A group whose number of steps, and its rate if it likes, are the device's. All in its memory.
+template <class Rule>
+struct counted_group {
+  constants_of<Rule> options;
   const double* lr = nullptr;    ///< read by each step; null: that of the options
   std::int64_t* step = nullptr;  ///< how many steps were done; a step that is called off is none
   std::uint64_t seed = 0;
+  double epsilon = 0;
 };
-/// Counts a step of each group and makes its coefficients on the device, for the launch of step()
-/// that follows. The bits are those of Rule::prepare on the host.
+/// Counts a step of each group and makes what the step that follows needs of it, with the bits of
+/// group_of on the host.
 template <class Rule, class T>
-int prepare(const captured_group* groups, group_step<typename Rule::template coeffs<T>>* coeffs,
-            std::uint32_t count, const device_scalars& scalars, stream s);
+int prepare(const counted_group<Rule>* groups, group<Rule, T>* result, std::uint32_t count,
+            const device_scalars& scalars, stream s);
 
 // ---- codes alone --------------------------------------------------------------------------------
 
@@ -254,83 +354,16 @@ struct norm_result {
 };
 /// The Euclidean norm of the gradients of a list in double, added in an order that the list alone
 /// decides. Of the scalars, inv_scale and found_inf are used. `sums` has a number per unit.
+template <class = void>
 int global_norm(const work_list& list, double* sums, norm_result* result, double most,
                 const device_scalars& scalars, stream s);
 
 // ---- Adafactor ----------------------------------------------------------------------------------
 
-/// What kernels read of the options of Adafactor; with their names, so that the rule takes it.
-class adafactor_constants {
- public:
-  adafactor_constants() = default;
-  template <class Options>
-  explicit adafactor_constants(const Options& o)
-      : lr_(o.lr()),
-        weight_decay_(o.weight_decay()),
-        beta2_decay_(o.beta2_decay()),
-        decay_rate_(o.decay_rate()),
-        d_(o.d()),
-        clip_threshold_(o.clip_threshold()),
-        maximize_(o.maximize()),
-        is_hugging_face_(o.is_hugging_face()),
-        scale_parameter_(o.scale_parameter()),
-        relative_step_(o.relative_step()),
-        warmup_init_(o.warmup_init()) {
-    const auto [eps1, eps2] = o.eps();
-    eps_ = {{eps1.value_or(0), eps1.has_value()}, eps2};
-    beta1_ = {o.beta1().value_or(0), o.beta1().has_value()};
-  }
-
-  struct optional {
-    double value;
-    bool given;
-    LEANOPT_HD double value_or(double x) const { return given ? value : x; }
-  };
-  struct pair {
-    optional first;
-    double second;
-  };
-  LEANOPT_HD double lr() const { return lr_; }
-  LEANOPT_HD pair eps() const { return eps_; }
-  LEANOPT_HD double weight_decay() const { return weight_decay_; }
-  LEANOPT_HD double beta2_decay() const { return beta2_decay_; }
-  LEANOPT_HD double decay_rate() const { return decay_rate_; }
-  LEANOPT_HD double d() const { return d_; }
-  LEANOPT_HD double clip_threshold() const { return clip_threshold_; }
-  LEANOPT_HD optional beta1() const { return beta1_; }
-  LEANOPT_HD bool maximize() const { return maximize_; }
-  LEANOPT_HD bool is_hugging_face() const { return is_hugging_face_; }
-  LEANOPT_HD bool scale_parameter() const { return scale_parameter_; }
-  LEANOPT_HD bool relative_step() const { return relative_step_; }
-  LEANOPT_HD bool warmup_init() const { return warmup_init_; }
-
- private:
-  double lr_, weight_decay_, beta2_decay_, decay_rate_, d_, clip_threshold_;
-  pair eps_;
-  optional beta1_;
-  bool maximize_, is_hugging_face_, scale_parameter_, relative_step_, warmup_init_;
-};
-
-/// What the matrices of a group have in common in one step.
-template <class T>
-struct adafactor_group {
-  rules::adafactor::reductions<T> coeffs;
-  adafactor_constants options;
-  std::int64_t step;
-  std::uint64_t key;
-};
-/// `epsilon` is that of the parameters' type.
-template <class T, class Options>
-adafactor_group<T> adafactor_group_of(const Options& o, std::uint64_t seed, std::int64_t step,
-                                      double epsilon) {
-  return {rules::adafactor::prepare<T>(o, step, epsilon), adafactor_constants(o), step,
-          random_step_key(seed, std::uint64_t(step))};
-}
-
 /// What a tensor rule has beside a tensor: a batch of matrices, or one row of elements with a
 /// variance each. In the device's memory.
 struct matrix {
-  static constexpr std::uint64_t chunk_rows = 64, stage = 256;  ///< of the sums, as on the CPU
+  static constexpr std::uint64_t chunk_rows = cut::rows, stage = cut::stage;
 
   std::uint64_t batch = 1, rows = 1, columns = 1;
   void* row = nullptr;       ///< [batch, rows]
@@ -405,6 +438,7 @@ struct matrix_list {
 template <class T>
 class matrix_table {
  public:
+  void clear() { *this = {}; }
   /// `m.group` is that of the options; `t.group` is unused.
   void add(tensor t, matrix m) {
     t.group = std::uint32_t(matrices_.size());
@@ -421,21 +455,23 @@ class matrix_table {
     scratch_ += m.scratch_bytes<T>();
     matrices_.push_back(m);
   }
-  const table& tensors() const { return table_; }
-  /// Memory of the device that it needs, aligned to 16 bytes.
+  std::size_t tensors() const { return matrices_.size(); }
+  /// As those of table.
   std::size_t bytes() const { return at_scratch() + scratch_; }
-  /// What is sent to `memory` plus image_offset(), beside the image of tensors() at its beginning.
-  std::vector<matrix> image(void* memory) const {
-    std::vector<matrix> result = matrices_;
-    for (std::size_t i = 0; i < result.size(); ++i)
-      result[i].scratch = static_cast<char*>(memory) + at_scratch() + offsets_[i];
-    return result;
+  std::vector<char> image(void* memory) const {
+    std::vector<char> bytes = table_.image(memory);
+    bytes.resize(at_matrices() + matrices_.size() * sizeof(matrix));
+    for (std::size_t i = 0; i < matrices_.size(); ++i) {
+      matrix m = matrices_[i];
+      m.scratch = static_cast<char*>(memory) + at_scratch() + offsets_[i];
+      std::memcpy(bytes.data() + at_matrices() + i * sizeof m, &m, sizeof m);
+    }
+    return bytes;
   }
-  std::size_t image_offset() const { return aligned(table_.bytes()); }
   matrix_list<T> list_at(void* memory) const {
     char* m = static_cast<char*>(memory);
     return {table_.list_at(memory),
-            reinterpret_cast<matrix*>(m + image_offset()),
+            reinterpret_cast<matrix*>(m + at_matrices()),
             nullptr,
             reinterpret_cast<rules::inverse_roots<T>*>(m + at_inputs()),
             reinterpret_cast<group_step<rules::adafactor_coeffs<T>>*>(m + at_coeffs()),
@@ -447,8 +483,9 @@ class matrix_table {
 
  private:
   static constexpr std::size_t aligned(std::size_t n) { return (n + 15) / 16 * 16; }
+  std::size_t at_matrices() const { return aligned(table_.bytes()); }
   std::size_t at_inputs() const {
-    return image_offset() + aligned(matrices_.size() * sizeof(matrix));
+    return at_matrices() + aligned(matrices_.size() * sizeof(matrix));
   }
   std::size_t at_coeffs() const {
     return at_inputs() + aligned(matrices_.size() * sizeof(rules::inverse_roots<T>));

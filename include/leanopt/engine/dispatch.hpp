@@ -162,8 +162,16 @@ class operands {
 };
 
 /// Whether a number of x is not finite, or so large that its square is not, in float32 if
-/// `float_squares`. @cost one pass.
+/// `float_squares`. @cost one pass; on a device a wait, and temporaries of the size of x.
 inline bool has_bad_number(const at::Tensor& x, double factor, bool float_squares) {
+  if (!x.is_cpu()) {
+    const bool wide = c10::toRealValueType(x.scalar_type()) == at::kDouble;
+    const double limit = wide && !float_squares ? infinite_square_from<double, double>()
+                                                : infinite_square_from<float, double>();
+    const at::Tensor all =
+        (x.is_complex() ? at::view_as_real(x) : x).to(wide ? at::kDouble : at::kFloat);
+    return !all.mul(factor).abs().lt(limit).all().item<bool>();
+  }
   std::atomic<bool> found{false};
   operands shapes;
   operand all = shapes.in_order_of(x, x);
@@ -335,15 +343,20 @@ class tensor_work {
   std::vector<const tensor_job*> large_, small_;
 };
 
+/// What torch.finfo calls the eps of a parameter's type.
+inline double epsilon_of(at::ScalarType type) {
+  return type == at::kBFloat16 ? 0x1p-7
+         : type == at::kHalf   ? 0x1p-10
+         : type == at::kDouble ? std::numeric_limits<double>::epsilon()
+                               : double(std::numeric_limits<float>::epsilon());
+}
+
 /// Sets what depends on the parameter's type: the compiled step and its scratch.
 template <class Rule, class Format, class Weights, class Options>
 void set_function(tensor_job& job, at::ScalarType type) {
   with_arithmetic(type, [&](auto zero) {
     using T = decltype(zero);
     using passes = cpu::matrix_passes<Rule, T, Weights>;
-    job.epsilon = type == at::kBFloat16 ? 0x1p-7
-                  : type == at::kHalf   ? 0x1p-10
-                                        : double(std::numeric_limits<T>::epsilon());
     job.scratch_bytes = passes::scratch_bytes(job.work);
     job.run = [](cpu::level l, const tensor_job& j, double* scratch, unit_loop for_units) {
       const auto& o = *static_cast<const Options*>(j.options);

@@ -53,6 +53,11 @@ struct dynamic_book {
     }
   }
 
+  /// The largest number, as bits, that still has code c and not c + 1.
+  std::uint32_t threshold(int c) const {
+    return bits(middle(real(value[c]), real(value[c + 1]))) - std::uint32_t(c % 2);
+  }
+
  private:
   using number = scalar<float>;
   /// Edge k of `cells` equal cells from 0.1 to 1, as torch.linspace gives it.
@@ -62,14 +67,46 @@ struct dynamic_book {
                                : float(1 - double(step) * (cells - k));
   }
   static number middle(const number& a, const number& b) { return (a + b) * number(0.5f); }
-  /// The largest number, as bits, that still has code c and not c + 1.
-  std::uint32_t threshold(int c) const {
-    return bits(middle(real(value[c]), real(value[c + 1]))) - std::uint32_t(c % 2);
+};
+
+/// The same for 64 numbers at a time where bytes can be permuted: the code is computed, or the one
+/// below it, and the threshold between them looked up.
+template <bool Signed>
+struct dynamic_planes {
+  byte_planes<256> value;
+  byte_planes<Signed ? 128 : 256> threshold;  ///< of a magnitude, at its code % the size
+  /// code = slope * x + start, rounded down; by the place of the decade of x.
+  float slope[16], start[16];
+
+  // Not inlined where the tables are used.
+  [[gnu::noinline]] explicit dynamic_planes(const dynamic_book& book)
+      : value([&](int i) { return book.value[i]; }), threshold([&](int i) {
+          return i == 255 ? ~0u : book.threshold(Signed && i < 127 ? i + 128 : i);
+        }) {
+    double first = Signed ? 128 : 1, cells = Signed ? 1 : 2, decade = 1e-6;
+    for (int d = 0; d < 7; first += cells, cells *= 2, decade *= 10, ++d)
+      for (int place = d == 0 ? -8 : d; place <= (d == 6 ? 7 : d); ++place) {
+        slope[place & 15] = float(cells / (0.9 * decade));
+        start[place & 15] = float(first - cells / 9 - 0.5);
+      }
   }
+
+#if LEANOPT_PERMUTES_BYTES
+  /// The bits of a float are about its logarithm, so they tell the place of its decade. Where that
+  /// changes, near a power of ten, both decades give one of the two codes.
+  template <class V>
+  LEANOPT_INLINE ints<V> code_or_one_below(const ints<V>& key) const {
+    using L = lane_traits<V>;
+    constexpr float octaves = 3.2957f;
+    const ints<V> place =
+        bits(fma(L::to_numbers(key), V(1 / (octaves * 0x1p23f)), V(0x1.8p23f - 32)));
+    return L::to_ints(fma(V(real(key)), L::pick(slope, place), L::pick(start, place)));
+  }
+#endif
 };
 
 /// @cost 1 + 4/Block bytes per value: with two slots 2.0313 B/param at 256; and once for
-/// all optimizers of a format 26 KiB of tables, of which the code books are 2.
+/// all optimizers of a format 30 KiB of tables, of which the code books are 2 and a device has 26.
 template <int Block, bool Strict>
 struct dynamic8_blocks {
   static constexpr const char* name = Strict ? (Block == 256   ? "dynamic8/strict"
@@ -94,14 +131,19 @@ struct dynamic8_blocks {
 
   struct books {
     dynamic_book with_sign{true}, without{false};
-    static const books& shared() {
-      static const books all;
+    LEANOPT_INLINE static const books& shared() {
+      static const host_books all;
       return all;
     }
     template <values Range>
     LEANOPT_HD const dynamic_book& of() const {
       return Range == values::any ? with_sign : without;
     }
+  };
+  /// The shared books with what is looked up on the CPU alone.
+  struct host_books : books {
+    dynamic_planes<true> planes_with_sign{this->with_sign};
+    dynamic_planes<false> planes_without{this->without};
   };
   static constexpr std::int64_t table_elements = 2 * 256;
 
@@ -131,23 +173,42 @@ struct dynamic8_blocks {
   template <values Range, class V>
   LEANOPT_HD static ints<V> encode(const scale& s, const V& x, const ints<V>&) {
     using I = ints<V>;
-    using book = dynamic_book;
-    const V size = Range == values::any ? abs(x) : x;
-    I key;
-    if (lane_traits<V>::everywhere(s.least >= real(book::small))) {
-      key = bits(size * V(s.inverse));
-    } else {
-      // What may have the code of zero: zero, of what has a sign all that is not negative.
-      constexpr std::uint32_t last = Range == values::any ? sign : Strict ? ~0u : 0;
-      const I least = if_above(bits(x), I(last), I(book::small), I(book::first_key << 16));
-      key = max(bits((size * V(s.up)) * V(s.inverse)), least);
-    }
+    const I key = key_of<Range>(s, x);
     const auto* search = s.tables->template of<Range>().search;
-    const I entry = lane_traits<V>::look_up(search, (key >> 16) - I(book::first_key));
-    const I code = entry + key, last_negative((254u << 16) | 0xffff);
-    if constexpr (Range == values::non_negative) return code;
-    return if_above(bits(x), I(~sign), last_negative - min(code, last_negative), code);
+    const I entry = lane_traits<V>::look_up(search, (key >> 16) - I(dynamic_book::first_key));
+    return with_sign<Range, 8 * code_byte>(x, entry + key);
   }
+
+#if LEANOPT_PERMUTES_BYTES
+  // Both for 64 numbers at a time.
+  template <values Range, class V>
+  LEANOPT_INLINE static void decode(const scale& s, const typename lane_traits<V>::packed& code,
+                                    V (&x)[4]) {
+    ints<V> value[4];
+    lane_traits<V>::look_up(planes_of<Range>(s).value, code, value);
+    LEANOPT_UNROLL
+    for (int i = 0; i < 4; ++i) x[i] = V(real(value[i])) * V(s.absmax);
+  }
+  template <values Range, class V>
+  LEANOPT_INLINE static void encode(const scale& s, const V (&x)[4],
+                                    typename lane_traits<V>::packed& packed) {
+    using L = lane_traits<V>;
+    const auto& book = planes_of<Range>(s);
+    ints<V> key[4], code[4], threshold[4];
+    LEANOPT_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      key[i] = key_of<Range>(s, x[i]);
+      code[i] = book.template code_or_one_below<V>(key[i]);
+    }
+    L::look_up(book.threshold, L::pack(code), threshold);
+    LEANOPT_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      code[i] = if_above(key[i], threshold[i], code[i] + ints<V>(1u), code[i]);
+      code[i] = with_sign<Range, 0>(x[i], code[i]);
+    }
+    packed = L::pack(code);
+  }
+#endif
 
   /// Bit patterns of the largest and of the smallest magnitude.
   template <class V>
@@ -179,6 +240,35 @@ struct dynamic8_blocks {
 
  private:
   static constexpr std::uint32_t sign = 0x80000000u;
+
+  /// The bits of the scaled magnitude, of at least what has the code of zero or the one above.
+  template <values Range, class V>
+  LEANOPT_HD static ints<V> key_of(const scale& s, const V& x) {
+    using I = ints<V>;
+    using book = dynamic_book;
+    const V size = Range == values::any ? abs(x) : x;
+    if (lane_traits<V>::everywhere(s.least >= real(book::small))) return bits(size * V(s.inverse));
+    // What may have the code of zero: zero, of what has a sign all that is not negative.
+    constexpr std::uint32_t last = Range == values::any ? sign : Strict ? ~0u : 0;
+    const I least = if_above(bits(x), I(last), I(book::small), I(book::first_key << 16));
+    return max(bits((size * V(s.up)) * V(s.inverse)), least);
+  }
+  /// The code of x from that of its magnitude, both with `Low` bits below.
+  template <values Range, int Low, class V>
+  LEANOPT_HD static ints<V> with_sign(const V& x, const ints<V>& code) {
+    using I = ints<V>;
+    const I last_negative((255u << Low) - 1);
+    if constexpr (Range == values::non_negative) return code;
+    return if_above(bits(x), I(~sign), last_negative - min(code, last_negative), code);
+  }
+  template <values Range>
+  LEANOPT_INLINE static const auto& planes_of(const scale& s) {
+    const auto& all = static_cast<const host_books&>(*s.tables);
+    if constexpr (Range == values::any)
+      return all.planes_with_sign;
+    else
+      return all.planes_without;
+  }
 
   LEANOPT_HD static float up_of(float absmax) {
     return absmax < 0x1p-100f ? 0x1p100f : !Strict && absmax > 0x1p100f ? 0x1p-100f : 1;

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <iomanip>
 #include <locale>
 #include <ostream>
@@ -66,6 +67,8 @@ struct parameter_shape {
   at::ScalarType type = at::kFloat;
   std::string name = "";
   at::ScalarType gradient = at::ScalarType::Undefined;  ///< of its gradient; undefined: `type`
+  /// Where it is: only in a program that links leanopt::cuda another than the CPU.
+  at::Device device = at::kCPU;
 
   std::int64_t elements() const { return c10::multiply_integers(sizes); }
 };
@@ -117,9 +120,16 @@ struct footprint {
 /// Megabytes of 2^20 bytes.
 constexpr double megabytes(std::int64_t bytes) { return double(bytes) / (1 << 20); }
 
+/// Parameters that share options.
+template <class Optimizer>
+struct shape_group {
+  std::vector<parameter_shape> parameters;
+  options_of<Optimizer> options = {};
+};
+
 namespace detail {
 
-inline constexpr std::int64_t book_bytes = sizeof(formats::dynamic8::books);
+inline constexpr std::int64_t book_bytes = sizeof(formats::dynamic8::host_books);
 
 /// Of all parameters; with more, sums of bytes could overflow.
 inline constexpr std::int64_t most_elements = std::int64_t(1) << 54;
@@ -189,10 +199,10 @@ void add_state(footprint::parameter& p, const options<Rule, Format, Weights>& o)
   };
   if constexpr (Rule::elementwise) {
     using all = typename Rule::template formula<true>;
-    for (int k = 0; k < (o.amsgrad() ? 3 : 2); ++k) moment(all::slots[k]);
+    for (int k = 0; k < (Rule::is_long(o) ? 3 : 2); ++k) moment(all::slots[k]);
   } else {
     const auto& [exp_avg, row, column, variance] = Rule::moments;
-    if (o.beta1()) moment(exp_avg);
+    if (Rule::is_long(o)) moment(exp_avg);
     if (shape.sizes.size() > 1) {
       slot(row);
       slot(column);
@@ -204,15 +214,38 @@ void add_state(footprint::parameter& p, const options<Rule, Format, Weights>& o)
   if constexpr (!std::is_void_v<residual>)
     if (shape.type == at::kBFloat16) keep(p, &bytes::residual, n, sizeof(residual));
 }
-template <class Rule, class Format, class Weights>
-void add_shared(footprint& f, const optimizer<Rule, Format, Weights>*) {
+/// What lists the tensors of a step in devices' memory, where they are in row-major order.
+template <class Rule, class Format, class Weights, class Groups>
+std::int64_t bytes_on_devices(const optimizer<Rule, Format, Weights>*, const Groups& groups) {
+  engine::device_lists lists;
+  std::deque<engine::tensor_job> jobs;
+  static char kept;  // of a matrix or a vector
+  for (const auto& group : groups)
+    for (const parameter_shape& s : group.parameters) {
+      const auto* kernel =
+          optimizer<Rule, Format, Weights>::kernel_for(group.options, s.type, s.elements());
+      if (s.device.is_cpu() || !kernel) continue;
+      engine::tensor_job& job = jobs.emplace_back();
+      job.work = cpu::matrix_step(s.sizes.data(), s.sizes.size());
+      if (c10::isComplexType(s.type)) job.work.elements *= 2;
+      if (job.work.elements) (s.sizes.size() > 1 ? job.work.row : job.work.variance) = &kept;
+      if (!Rule::elementwise) job.epsilon = engine::epsilon_of(s.type);
+      engine::device_step::item x{};
+      x.job = &job;
+      lists.add(*kernel, s.device, x, {&group.options, nullptr, 0, job.epsilon, 1});
+    }
+  return lists.predicted_bytes();
+}
+template <class Rule, class Format, class Weights, class Groups>
+void add_shared(footprint& f, const optimizer<Rule, Format, Weights>* of, const Groups& groups) {
+  f.scratch += bytes_on_devices(of, groups);
   if constexpr (std::is_same_v<typename Format::header, float>)
     if (f.sum().codes) f.code_books = book_bytes;
   if constexpr (!Rule::elementwise) {
     engine::scratch_plan plan;
     for (const footprint::parameter& p : f.parameters) {
       const parameter_shape& s = p.shape;
-      if (s.elements() == 0) continue;
+      if (s.elements() == 0 || !s.device.is_cpu()) continue;
       const cpu::matrix_step t(s.sizes.data(), s.sizes.size());
       engine::with_arithmetic(s.type, [&](auto zero) {
         plan.add(t.elements, cpu::matrix_passes<Rule, decltype(zero), Weights>::scratch_bytes(
@@ -247,7 +280,8 @@ inline void add_state(footprint::parameter& p, const torch::optim::RMSpropOption
 inline void add_state(footprint::parameter& p, const torch::optim::AdagradOptions&) {
   add_stock(p, 1, 1);
 }
-inline void add_shared(footprint&, const torch::optim::Optimizer*) {}
+template <class Groups>
+void add_shared(footprint&, const torch::optim::Optimizer*, const Groups&) {}
 /// How many tensors of a parameter's size LibTorch's class of these options holds at once in a step
 /// that it drops again.
 inline int temporaries(const OptimizerOptions& o) {
@@ -272,7 +306,11 @@ inline std::int64_t bytes_held(const Tensor& t) {
   if (!t.is_sparse()) return std::int64_t(t.nbytes());
   return std::int64_t(t._indices().nbytes() + t._values().nbytes());
 }
-inline parameter_shape shape_of(const Tensor& p) { return {p.sizes().vec(), p.scalar_type()}; }
+inline parameter_shape shape_of(const Tensor& p) {
+  const bool there = engine::can_step_on(p.device());
+  return {p.sizes().vec(), p.scalar_type(), "", at::ScalarType::Undefined,
+          there ? p.device() : at::Device(at::kCPU)};
+}
 
 /// What a tensor in a state is for; `ours` is null for LibTorch's optimizers.
 inline std::int64_t bytes_by_category::*category_of(const description* ours,
@@ -291,13 +329,6 @@ inline std::int64_t bytes_by_category::*category_of(const description* ours,
 }
 
 }  // namespace detail
-
-/// Parameters that share options.
-template <class Optimizer>
-struct shape_group {
-  std::vector<parameter_shape> parameters;
-  options_of<Optimizer> options = {};
-};
 
 /// What `Optimizer`, of ours or of LibTorch's but LBFGS, will cost after a step in which every
 /// parameter has a gradient, with as many threads as LibTorch uses now. Options are taken as they
@@ -318,7 +349,7 @@ footprint predict(const std::vector<shape_group<Optimizer>>& groups) {
         detail::add_transient(f, f.parameters.back(), groups[g].options);
     }
   }
-  detail::add_shared(f, static_cast<const Optimizer*>(nullptr));
+  detail::add_shared(f, static_cast<const Optimizer*>(nullptr), groups);
   return f;
 }
 template <class Optimizer>

@@ -68,21 +68,37 @@ class front : public Optimizer, public training_hooks {
     const c10::InferenceMode normal(false);  // state made in this step must serve later ones
     const at::NoGradGuard no_grad;
     collect();
-    factor_ = value_of(scalars_.inv_scale) * value_of(scalars_.clip);
-    const bool found_inf = scalars_.found_inf.defined() && value_of(scalars_.found_inf) != 0;
-    const bool skipped = !found_inf && skips_step();
+    const bool captured = is_captured();
+    // The host waits for scalars in a device's memory only where it needs them itself.
+    const bool on_host = !on_host_.empty() || looks_at_all_;
+    factor_ = on_host ? value_of(scalars_.inv_scale) * value_of(scalars_.clip) : 1;
+    const Tensor& found = scalars_.found_inf;
+    const bool found_there = found.defined() && !found.is_cpu() && !on_host;
+    const bool found_inf = found.defined() && !found_there && value_of(found) != 0;
+    const bool skipped = !found_inf && looks_at_all_ && skips_step();
     if (skipped) ++skipped_steps_;
     if (found_inf || skipped) {
       scalars_ = {};
       return loss;
     }
     const cpu::float_environment guard;  // coefficients are part of the promise of equal bits
+    const bool by_device = captured || found_there || reads_rates();
+    const bool listed = list_on_devices(by_device);
+    if (!listed) {
+      TORCH_CHECK(
+          !captured,
+          "leanopt: a step can be captured in a graph only if it is like the one before: do "
+          "one with the same parameters, options and tensors before the capture");
+      settle_steps();
+    }
     for (plan* x : active_)
       if (!x->is_ready) make_ready(*x);
-    run(active_);
+    if (!listed) make_lists(by_device);
+    run(on_host_);
+    lists_.run({scalars_.inv_scale, scalars_.clip, scalars_.found_inf}, by_device, captured);
     scalars_ = {};
     for (const plan* x : active_) {  // nothing below can throw
-      count_step(*x->state);
+      if (!x->list || !lists_.counts_steps(x->list)) count_step(*x->state);
       bump(*x->p);  // autograd must see what raw pointers changed
       adopt(*x->state, *x->p);
       with_class(*x->state, what_.kind,
@@ -132,20 +148,45 @@ class front : public Optimizer, public training_hooks {
   }
 
   /// How many elements nonfinite::skip_element, and steps nonfinite::skip_step, left out since the
-  /// optimizer was built.
-  std::int64_t skipped_elements() const { return skipped_elements_; }
+  /// optimizer was built. Of parameters on a device, waits for it.
+  std::int64_t skipped_elements() const { return skipped_elements_ + lists_.skipped_elements(); }
   std::int64_t skipped_steps() const { return skipped_steps_; }
 
   const description& what() const { return what_; }
+  /// Brings to the host how many steps a device counted: where only it knows which steps counted,
+  /// states do not tell before. Waits for the device.
+  void settle_steps() const {
+    lists_.settle([&](const engine::device_step::item& x, std::int64_t known, std::int64_t now) {
+      const auto it = state_.find(const_cast<void*>(x.parameter));
+      if (it == state_.end() || it->second.get() != x.state || steps(*it->second) != known) return;
+      with_class(*it->second, what_.kind, [&](auto& own) { own.step(now); });
+    });
+  }
+  /// See leanopt::set_lr.
+  void set_lr(std::size_t group, const Tensor& lr) {
+    TORCH_CHECK(group < param_groups_.size(), "leanopt: set_lr: there is no ", group_name(group));
+    if (lr.defined()) {
+      TORCH_CHECK(lr.numel() == 1 && lr.scalar_type() == at::kDouble,
+                  "leanopt: set_lr: the rate is ", lr.toString(), " of shape ", lr.sizes(),
+                  "; it must be a tensor of one float64 element");
+      for (const Tensor& p : param_groups_[group].params())
+        TORCH_CHECK(!lr.is_cpu() && p.device() == lr.device(), "leanopt: set_lr: the rate of ",
+                    group_name(group), " is on ", lr.device(), " and a parameter on ", p.device(),
+                    "; both must be on the same device other than the CPU");
+    }
+    if (rates_.size() <= group) rates_.resize(group + 1);
+    rates_[group] = lr;
+  }
   /// How often `p` was stepped.
   std::int64_t steps_of(const Tensor& p) const {
+    settle_steps();
     const OptimizerParamState* s = state_for(p);
     return s ? steps(*s) : 0;
   }
   /// What Python's class calls the slot `name` of a parameter of a group.
   virtual std::string python_key(const std::string& name, std::size_t group) const = 0;
-  /// Memory that steps reuse.
-  virtual std::int64_t scratch_bytes() const = 0;
+  /// Memory that steps reuse, of the host and of devices.
+  std::int64_t scratch_bytes() const { return host_scratch_bytes() + lists_.bytes(); }
   /// About what lists, keys and objects take on the host, tensors' own data apart.
   std::int64_t bookkeeping_bytes() const {
     constexpr std::int64_t node = 4 * sizeof(void*),
@@ -168,6 +209,7 @@ class front : public Optimizer, public training_hooks {
   }
 
   void save(torch::serialize::OutputArchive& archive) const override {
+    settle_steps();
     if (has_residuals())
       for (const auto& g : param_groups_)
         for (const Tensor& p : g.params())
@@ -187,6 +229,7 @@ class front : public Optimizer, public training_hooks {
         archive, param_groups_, what_.who, [&](std::size_t i) { return options_in(i); },
         [&] { return new_state(); },
         [&](OptimizerParamState& s, const Tensor& p, std::size_t i, std::size_t j) {
+          move_to(p.device(), s);
           check_state(s, p, place{i, j});
         },
         [&](const OptimizerOptions& o, std::size_t i) { check_options(o, group_name(i)); });
@@ -197,6 +240,7 @@ class front : public Optimizer, public training_hooks {
     if (has_residuals())
       for (auto& [p, s] : read.states)
         if (const Tensor t = get(*s, residual_name); t.defined()) set(*s, residual_name, t.clone());
+    settle_steps();
     state_.clear();
     owners_.clear();
     plans_.clear();
@@ -242,18 +286,19 @@ class front : public Optimizer, public training_hooks {
     find(p);
     const Tensor from = p.detach();
     if (from.scalar_type() == at::kDouble || from.is_complex()) return from.clone();
-    Tensor rest, order = at::empty_like(from, from.options().dtype(at::kFloat));
+    Tensor rest;
     if (has_residuals())
       if (const auto* s = static_cast<const ParamState*>(state_for(p)))
-        if (is_current(*s, p)) rest = s->tensor(residual_name);
+        if (is_current(*s, p)) rest = s->tensor(residual_name).cpu();
     if (!rest.defined() && has_residuals()) return from.to(at::kFloat, false, /*copy=*/true);
-    if (rest.defined()) order = at::empty_like(rest, rest.options().dtype(at::kFloat));
+    const Tensor weight = from.cpu(), order = rest.defined() ? rest : weight;
+    const Tensor wide = at::empty_like(order, order.options().dtype(at::kFloat));
     engine::operands shapes;
-    operand x = shapes.in_order_of(order, from);
+    operand x = shapes.in_order_of(wide, weight);
     if (rest.defined()) x.residual = rest.data_ptr();
     what_.widen(engine::level_from_environment(), x, 0, std::size_t(from.numel()),
-                static_cast<float*>(order.data_ptr()));
-    return order;
+                static_cast<float*>(wide.data_ptr()));
+    return wide.to(p.device());
   }
   /// The slot called `name` in full precision; undefined where there is none.
   Tensor read_slot(const Tensor& p, const std::string& name) const {
@@ -320,6 +365,7 @@ class front : public Optimizer, public training_hooks {
                                        const OptimizerOptions& b) const = 0;
   virtual storage storage_of(const OptimizerOptions& o) const = 0;
   virtual std::unique_ptr<OptimizerParamState> new_state() const = 0;
+  virtual std::int64_t host_scratch_bytes() const = 0;
   /// Makes the slots and the work of a plan, of whose parameter, gradient and state all is checked.
   virtual void build(plan& x) = 0;
   /// Steps them all; nothing in them can be wrong.
@@ -394,7 +440,7 @@ class front : public Optimizer, public training_hooks {
   }
   /// What only this step knows.
   void point_to_gradient(plan& x) {
-    x.job.work.g.data = x.g->data_ptr();
+    x.job.work.g.data = const_cast<void*>(address_of(*x.g));
     x.job.work.g.factor = factor_;
     x.job.work.skipped = x.skips_elements ? &skipped_elements_ : nullptr;  // ours may have moved
   }
@@ -462,6 +508,15 @@ class front : public Optimizer, public training_hooks {
     return std::any_of(slots.begin(), slots.end(),
                        [&](const slot_spec& one) { return name == one.name; });
   }
+  void move_to(at::Device device, OptimizerParamState& s) const {
+    std::vector<std::pair<std::string, Tensor>> moved;
+    with_class(s, what_.kind, [&](auto& own) {
+      each_tensor(own, [&](const std::string& name, const Tensor& t) {
+        if (t.device() != device) moved.emplace_back(name, t.to(device));
+      });
+    });
+    for (const auto& [name, t] : moved) set(s, name, t);
+  }
   void adopt(OptimizerParamState& s, const Tensor& p) const {
     if (has_residuals()) remember_weight(static_cast<ParamState&>(s), p);
   }
@@ -503,6 +558,9 @@ class front : public Optimizer, public training_hooks {
   void collect() {
     refresh();
     active_.clear();
+    on_host_.clear();
+    on_device_.clear();
+    looks_at_all_ = false;
     views_.clear();
     converted_.clear();
     constexpr std::size_t ahead = 4;  // tensors whose objects are fetched while others are checked
@@ -514,6 +572,7 @@ class front : public Optimizer, public training_hooks {
       const OptimizerOptions* o = &group.options();
       if (!is_own(*o)) o = views_.emplace_back(convert(*o, i)).get();
       const bool changed = look_at_options(*o, i);
+      looks_at_all_ |= storage_of(*o).bad_gradients == nonfinite::skip_step;
       for (std::size_t j = 0; j < group.params().size(); ++j, ++n) {
         const Tensor& p = group.params()[j];
         const Tensor& g = std::as_const(p).grad();
@@ -525,8 +584,10 @@ class front : public Optimizer, public training_hooks {
         OptimizerParamState* s = it == state_.end() ? nullptr : it->second.get();
         x.p = &p;
         x.g = &g;
+        x.group = i;
         if (!is_valid(x, o, s)) check(x, place{i, j}, o, s);
         active_.push_back(&x);
+        (p.is_cpu() ? on_host_ : on_device_).push_back(&x);
       }
     }
   }
@@ -571,6 +632,61 @@ class front : public Optimizer, public training_hooks {
     x.options = o;
     x.state = s;
   }
+  /// Whether this step is recorded in a graph. @throws where it cannot be.
+  bool is_captured() const {
+    at::Device last = at::kCPU;  // neighbours are on one device
+    bool captured = false;
+    for (const plan* x : on_device_) {
+      if (x->p->device() == last) continue;
+      last = x->p->device();
+      captured |= engine::is_capturing(last);
+    }
+    TORCH_CHECK(!captured || on_host_.empty(),
+                "leanopt: a step with parameters on the CPU cannot be captured in a graph, which "
+                "would not step them; give them an optimizer of their own");
+    TORCH_CHECK(
+        !captured || !looks_at_all_,
+        "leanopt: nonfinite::skip_step, for which the host looks at all gradients, cannot be "
+        "captured in a graph; use skip_element, or found_inf of set_step_scalars()");
+    return captured;
+  }
+  const Tensor* rate_of(const plan& x) const {
+    return x.group < rates_.size() && rates_[x.group].defined() ? &rates_[x.group] : nullptr;
+  }
+  bool reads_rates() const {
+    return !rates_.empty() && std::any_of(on_device_.begin(), on_device_.end(),
+                                          [&](const plan* x) { return rate_of(*x); });
+  }
+  /// Lists what is stepped on devices. Returns whether they have it all already, and no count that
+  /// another list needs.
+  bool list_on_devices(bool by_device) {
+    lists_.clear();
+    for (plan* x : on_device_) {
+      if (!x->is_ready) return false;
+      point_to_gradient(*x);
+      const Tensor* lr = rate_of(*x);
+      const auto ordinal =
+          what_.kind == state_kind::ours ? static_cast<const ParamState&>(*x->state).ordinal() : 0;
+      x->launch = lists_.add(*x->on_device, x->p->device(),
+                             {&x->job, std::uint64_t(ordinal), x->made, x->skips_elements,
+                              x->p->unsafeGetTensorImpl(), x->state},
+                             {x->options, lr ? static_cast<const double*>(lr->data_ptr()) : nullptr,
+                              x->seed, x->job.epsilon, steps(*x->state) + 1});
+    }
+    const bool found = lists_.find(by_device);
+    for (plan* x : on_device_) {
+      const std::uint64_t now = lists_.list_of(x->launch);
+      if (x->list != now && x->list && lists_.counts_steps(x->list)) return false;
+      x->list = now;
+    }
+    return found;
+  }
+  /// Makes lists that are not there yet. @pre settle_steps() was called.
+  void make_lists(bool by_device) {
+    if (list_on_devices(by_device)) return;
+    lists_.make(by_device);
+    for (plan* x : on_device_) x->list = lists_.list_of(x->launch);
+  }
   bool skips_step() const {
     return std::any_of(active_.begin(), active_.end(), [&](const plan* x) {
       return storage_of(*x->options).bad_gradients == nonfinite::skip_step &&
@@ -583,6 +699,9 @@ class front : public Optimizer, public training_hooks {
     set_ordinal(*x.state);
     x.job = {};
     x.shapes.clear();
+    x.on_device = nullptr;
+    x.list = 0;
+    x.made = ++plans_made_;
     build(x);
     x.of_p = tensor_facts(*x.p);
     x.of_g = tensor_facts(*x.g);
@@ -742,8 +861,9 @@ class front : public Optimizer, public training_hooks {
                 " is not a leaf tensor: it is computed from others; give the optimizer those");
     TORCH_CHECK(p.layout() == at::kStrided, "leanopt: ", where, " has layout ", p.layout(),
                 "; only strided tensors can be stepped");
-    TORCH_CHECK(p.device().is_cpu(), "leanopt: ", where, " is on ", p.device(),
-                "; this version steps tensors on the CPU only");
+    TORCH_CHECK(engine::can_step_on(p.device()), "leanopt: ", where, " is on ", p.device(),
+                p.is_cuda() ? ", which takes a program that links the CMake target leanopt::cuda"
+                            : "; tensors can be stepped on the CPU and on CUDA devices");
     TORCH_CHECK(
         !p.is_conj() && !p.is_neg(), "leanopt: ", where,
         " is a lazily conjugated or negated view; call resolve_conj() or resolve_neg() first");
@@ -769,13 +889,35 @@ class front : public Optimizer, public training_hooks {
   step_scalars scalars_;  // of the next step
   double factor_ = 1;     // of the gradients of this step
   std::unordered_map<void*, c10::weak_intrusive_ptr<c10::TensorImpl>> owners_;
-  std::vector<plan> plans_;    // of all parameters, in the order of the lists
-  std::vector<plan*> active_;  // those of this step
+  std::vector<plan> plans_;  // of all parameters, in the order of the lists
+  std::vector<plan*> active_, on_host_,
+      on_device_;              // those of this step, and the two kinds of them
+  bool looks_at_all_ = false;  // before it steps: nonfinite::skip_step
+  std::uint64_t plans_made_ = 0;
+  std::vector<Tensor> rates_;  // in devices' memory, by group
+  engine::device_lists lists_;
   std::vector<std::unique_ptr<OptimizerOptions>> views_, checked_;
   std::deque<Tensor> converted_;  // gradients of this step
 };
 
 }  // namespace detail
+
+/// From now on steps read the rate of a group from `lr`, a float64 scalar in the memory of the
+/// device of all its parameters, when they run there: so that a step captured in a graph follows a
+/// schedule. An undefined tensor gives it back to the group's options, whose rate is unused until
+/// then. @throws for optimizers that are not ours, and for other tensors.
+inline void set_lr(Optimizer& optimizer, std::size_t group, const Tensor& lr) {
+  auto* ours = dynamic_cast<detail::front*>(&optimizer);
+  TORCH_CHECK(ours, "leanopt: set_lr takes leanopt's optimizers; set the rate in the options of ",
+              c10::demangle(typeid(optimizer).name()));
+  ours->set_lr(group, lr);
+}
+/// Brings to the host the step counts that are a device's: after steps with found_inf in its memory
+/// and captured ones the states' own do not tell before. Saving, inspection and slots do so
+/// themselves. Waits for the device.
+inline void settle_steps(const Optimizer& optimizer) {
+  if (auto* ours = dynamic_cast<const detail::front*>(&optimizer)) ours->settle_steps();
+}
 
 /// Adds a group whose unset options inherit the defaults, also where the optimizer is held as
 /// Optimizer&. LibTorch's own optimizers do as their member does.

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <leanopt/engine/dispatch.hpp>
+#ifdef LEANOPT_WITH_CUDA
+#include <leanopt/engine/device_list.hpp>
+#endif
 #include <leanopt/optim/front.hpp>
 
 #include <memory>
@@ -15,7 +18,10 @@ namespace leanopt {
 /// Steps parameters in place by `Rule`, with state stored in `Format`.
 /// @cost per parameter: Format's bytes for each slot of the rule with a value per element; tensors
 /// with fewer elements than min_compressed_elements keep full precision. One optimizer belongs to
-/// one thread at a time; a step uses at::get_num_threads() threads.
+/// one thread at a time; a step uses at::get_num_threads() threads. Parameters may be on CUDA
+/// devices in a program that links leanopt::cuda: a step puts its work on the current stream of
+/// each and waits for none, but for the first, for nonfinite::skip_step and for scalars of a device
+/// that parameters on the CPU need.
 template <class Rule, class Format, class Weights = weights::plain>
 class optimizer : public detail::front {
   using Stock = typename stock<Rule>::options;
@@ -41,22 +47,46 @@ class optimizer : public detail::front {
 
   /// The rate of the next step of `parameter`, scaling by its root mean square included: what
   /// `get_lr()` of its group cannot tell. @throws where it is no parameter of this optimizer. @cost
-  /// one pass over the parameter, on the calling thread.
+  /// one pass over the parameter, on the calling thread; on a device, a wait and a copy.
   template <class R = Rule, class = std::enable_if_t<!R::elementwise>>
   double effective_lr(const Tensor& parameter) const {
     const std::size_t group = find(parameter).group;
     const auto o = options_in(group);
-    const auto* s = state_for(parameter);
+    const std::int64_t done = steps_of(parameter);
     double rms = 0;
-    if (parameter.numel())
-      engine::with_arithmetic(parameter.scalar_type(), [&](auto zero) {
+    if (const Tensor p = parameter.detach().cpu(); p.numel())
+      engine::with_arithmetic(p.scalar_type(), [&](auto zero) {
         engine::operands shapes;
-        std::vector<double> sums(cpu::units_of(parameter.numel()));
-        rms = cpu::root_mean_square<decltype(zero), Weights>(
-            engine::level_from_environment(), shapes.in_logical_order(parameter), parameter.numel(),
-            sums.data(), engine::unit_loop{});
+        std::vector<double> sums(cpu::units_of(p.numel()));
+        rms = cpu::root_mean_square<decltype(zero), Weights>(engine::level_from_environment(),
+                                                             shapes.in_logical_order(p), p.numel(),
+                                                             sums.data(), engine::unit_loop{});
       });
-    return Rule::rate(static_cast<const Options&>(*o), (s ? steps(*s) : 0) + 1, rms);
+    return Rule::rate(static_cast<const Options&>(*o), done + 1, rms);
+  }
+
+  /// The kernel for a parameter of so many elements on a device; null where this program has none.
+  static const engine::device_kernel* kernel_for([[maybe_unused]] const Options& o,
+                                                 [[maybe_unused]] at::ScalarType type,
+                                                 [[maybe_unused]] std::int64_t elements) {
+    const engine::device_kernel* result = nullptr;
+#ifdef LEANOPT_WITH_CUDA
+    engine::with_arithmetic(type, [&](auto zero) {
+      using T = decltype(zero);
+      using shorter = typename Rule::template formula<false>;
+      using longer = typename Rule::template formula<true>;
+      const auto choose = [&](auto formula, auto format) {
+        result = &engine::compiled_list<Rule, Options, decltype(formula), decltype(format), Weights,
+                                        T>::kernel;
+      };
+      const bool is_long = Rule::is_long(o);
+      is_long ? choose(longer{}, formats::full{}) : choose(shorter{}, formats::full{});
+      if constexpr (Format::compressed)
+        if (elements >= o.min_compressed_elements())
+          choose(std::conditional_t<Rule::elementwise, shorter, longer>{}, Format{});
+    });
+#endif
+    return result;
   }
 
  protected:
@@ -121,7 +151,7 @@ class optimizer : public detail::front {
     }
     return name;
   }
-  std::int64_t scratch_bytes() const override {
+  std::int64_t host_scratch_bytes() const override {
     std::int64_t bytes = 0;
     for (const auto& of_thread : scratch_)
       bytes += std::int64_t(of_thread.capacity() * sizeof(double));
@@ -136,6 +166,9 @@ class optimizer : public detail::front {
       build_elements(x);
     else
       build_tensor(x);
+    if (!x.p->is_cpu())
+      x.on_device =
+          kernel_for(static_cast<const Options&>(*x.options), x.p->scalar_type(), x.p->numel());
   }
   void run(const std::vector<detail::plan*>& plans) override {
     if constexpr (Rule::elementwise)
@@ -174,7 +207,7 @@ class optimizer : public detail::front {
   void build_elements(detail::plan& x) {
     const auto& o = static_cast<const Options&>(*x.options);
     auto moments = what_.slots;
-    moments.resize(o.amsgrad() ? 3 : 2);
+    moments.resize(Rule::is_long(o) ? 3 : 2);
     cpu::tensor_step& t = x.job.work;
     const auto type = x.p->scalar_type();
     if (x.p->is_complex()) t.elements *= 2;
@@ -197,18 +230,21 @@ class optimizer : public detail::front {
   }
 
   void step_elements(const std::vector<detail::plan*>& plans) {
-    // Coefficients are those of an options object and a step, which neighbours share.
-    const OptimizerOptions* last_options = nullptr;
-    std::int64_t last_step = 0;
+    // Coefficients are those of an options object, a step and a type, which neighbours share.
+    using key = std::tuple<const OptimizerOptions*, std::int64_t, bool>;
+    key last{};
     prepared_.clear();
     for (detail::plan* x : plans) {
       const std::int64_t step = steps(*x->state) + 1;
-      if (x->options != last_options || step != last_step) {
+      const bool is_double = x->job.work.p.type == number::float64;
+      if (const key mine{x->options, step, is_double}; mine != last) {
         const auto& o = static_cast<const Options&>(*x->options);
-        prepared_.push_back(
-            {Rule::template prepare<float>(o, step), Rule::template prepare<double>(o, step)});
-        last_options = x->options;
-        last_step = step;
+        auto& [single, twofold] = prepared_.emplace_back();
+        if (is_double)
+          twofold = Rule::template prepare<double>(o, step);
+        else
+          single = Rule::template prepare<float>(o, step);
+        last = mine;
       }
       x->coeffs = prepared_.size() - 1;
       point_to_gradient(*x);
@@ -237,8 +273,9 @@ class optimizer : public detail::front {
     const Tensor& p = *x.p;
     const auto& [exp_avg, row, column, variance] = Rule::moments;
     if (Rule::keeps_rms(o)) s.counter_bytes(8);
-    if (p.numel() == 0) return;
     engine::tensor_job& job = x.job;
+    job.epsilon = engine::epsilon_of(p.scalar_type());
+    if (p.numel() == 0) return;
     cpu::matrix_step& t = job.work;
     if (p.dim() > 1) {
       t.row = hold(s, row, p);
@@ -247,7 +284,7 @@ class optimizer : public detail::front {
       t.variance = hold(s, variance, p);
     }
     job.options = x.options;
-    job.first_moment = o.beta1().has_value();
+    job.first_moment = Rule::is_long(o);
     bool codes = false;
     if (job.first_moment) {
       codes = recode(x, {exp_avg});

@@ -3,6 +3,7 @@
 // each step compares what a plan was made of with what is there.
 #pragma once
 
+#include <leanopt/engine/device.hpp>
 #include <leanopt/engine/dispatch.hpp>
 #include <leanopt/optim/state.hpp>
 
@@ -23,8 +24,9 @@ struct place {
 /// Where the numbers of a tensor are; null where it has no memory of its own.
 inline const void* address_of(const torch::Tensor& t) {
   const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
-  if (!impl->has_storage()) return nullptr;
-  return static_cast<const char*>(impl->unsafe_storage().data()) +
+  const c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  if (!storage) return nullptr;
+  return static_cast<const char*>(storage->data()) +
          std::size_t(impl->storage_offset()) * impl->itemsize();
 }
 
@@ -56,12 +58,18 @@ class tensor_facts {
 
   /// The keys tell the layout, the device, and lazy conjugation and negation.
   bool are_of(const torch::Tensor& t) const {
-    return t.key_set() == keys_ && t.scalar_type() == type_ &&
-           t.sizes() == at::IntArrayRef(sizes_) && t.strides() == at::IntArrayRef(strides_);
+    return t.key_set() == keys_ && t.scalar_type() == type_ && are(sizes_, t.sizes()) &&
+           are(strides_, t.strides());
   }
 
  private:
   using numbers = c10::SmallVector<std::int64_t, 4>;
+  /// Of so few numbers a loop is faster than the call that == makes.
+  static bool are(const numbers& known, at::IntArrayRef now) {
+    bool same = known.size() == now.size();
+    for (std::size_t i = 0; same && i < now.size(); ++i) same = known[i] == now[i];
+    return same;
+  }
   c10::DispatchKeySet keys_;
   at::ScalarType type_ = at::ScalarType::Undefined;
   numbers sizes_, strides_;
@@ -99,20 +107,12 @@ class held_tensors {
 
  private:
   static constexpr int most = 6;
-  struct one {
-    const c10::TensorImpl* impl = nullptr;
-    const void* data = nullptr;
-    std::int64_t elements = 0;
+  struct one : identity {
     bool is_contiguous = false;
     one() = default;
-    explicit one(const torch::Tensor& t)
-        : impl(t.unsafeGetTensorImpl()),
-          data(address_of(t)),
-          elements(t.numel()),
-          is_contiguous(t.is_contiguous()) {}
+    explicit one(const torch::Tensor& t) : identity(t), is_contiguous(t.is_contiguous()) {}
     bool operator==(const one& b) const {
-      return impl == b.impl && data == b.data && elements == b.elements &&
-             is_contiguous == b.is_contiguous;
+      return identity::operator==(b) && is_contiguous == b.is_contiguous;
     }
   };
   one held_[most];
@@ -133,13 +133,16 @@ struct plan {
   // What a step needs.
   engine::tensor_job job;
   engine::operands shapes;  ///< own what the operands of the job point to
-  engine::elementwise_work::function function = nullptr;
+  engine::elementwise_work::function function = nullptr;  ///< on the CPU
+  const engine::device_kernel* on_device = nullptr;
   std::uint64_t seed = 0;
   bool skips_elements = false;  ///< whose gradient is not finite
+  std::uint64_t made = 0;       ///< which plan it is, of all that were ever made
 
   // Of the step that runs.
   const torch::Tensor *p = nullptr, *g = nullptr;
-  std::size_t coeffs = 0;  ///< an index
+  std::size_t coeffs = 0, group = 0, launch = 0;  ///< indices
+  std::uint64_t list = 0;  ///< that it is in, or was at last, in a device's memory; or 0
 
   /// Brings what the next step looks at into the cache.
   void prefetch() const {

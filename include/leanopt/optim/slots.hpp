@@ -2,7 +2,7 @@
 // from full precision to codes and back.
 #pragma once
 
-#include <leanopt/engine/dispatch.hpp>
+#include <leanopt/engine/quantize.hpp>
 #include <leanopt/optim/state.hpp>
 
 #include <ATen/ops/empty.h>
@@ -89,19 +89,11 @@ struct codec {
       c.header_type = engine::header_type<Format>;
       c.encode = [](const codec& self, const ParamState& s, std::int64_t elements,
                     std::uint64_t key, const std::vector<Tensor>& moments) {
-        const float* values[Formula::slot_count];
-        for (std::size_t k = 0; k < moments.size(); ++k)
-          values[k] = static_cast<const float*>(moments[k].data_ptr());
-        cpu::encode<Formula, Format>(engine::level_from_environment(),
-                                     self.whole<Formula, Format>(s, elements, key), values);
+        engine::encode<Formula, Format>(self.whole<Formula, Format>(s, elements, key), moments);
       };
       c.decode = [](const codec& self, const ParamState& s, std::int64_t elements,
                     const std::vector<Tensor>& moments) {
-        float* values[Formula::slot_count];
-        for (std::size_t k = 0; k < moments.size(); ++k)
-          values[k] = static_cast<float*>(moments[k].data_ptr());
-        cpu::decode<Formula, Format>(engine::level_from_environment(),
-                                     self.whole<Formula, Format>(s, elements, 0), values);
+        engine::decode<Formula, Format>(self.whole<Formula, Format>(s, elements, 0), moments);
       };
     }
     return c;
@@ -155,7 +147,7 @@ inline std::int64_t version_of(const Tensor& p) {
 }
 /// A digest of a weight of 16 bits, never 0.
 inline std::int64_t digest_of(const Tensor& p) {
-  const Tensor x = p.detach().contiguous();
+  const Tensor x = p.detach().cpu().contiguous();
   const auto* words = static_cast<const std::uint16_t*>(x.data_ptr());
   std::uint64_t h = 0;
   for (std::int64_t i = 0; i < x.numel(); i += 4) {

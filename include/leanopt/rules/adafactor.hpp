@@ -209,6 +209,12 @@ struct adafactor {
   static constexpr range not_positive{-INFINITY, std::numeric_limits<double>::min()};
   static constexpr range one_or_more{1, INFINITY};
 
+  /// Whether these options take the long formula.
+  template <class Options>
+  static bool is_long(const Options& o) {
+    return o.beta1().has_value();
+  }
+
   /// What the reductions of a step need; `epsilon` is that of the parameter's type.
   template <class T>
   struct reductions {
@@ -222,8 +228,8 @@ struct adafactor {
                                                double epsilon) {
     const double decay = o.is_hugging_face() ? o.decay_rate() : o.beta2_decay();
     const T weight = T(real_power(double(step), decay));
-    [[maybe_unused]] const auto [first, second] = o.eps();
-    const double eps1 = first.value_or(o.is_hugging_face() ? 1e-30 : epsilon);
+    [[maybe_unused]] const auto [given, eps2] = o.eps();
+    const double eps1 = given.value_or(o.is_hugging_face() ? 1e-30 : epsilon);
     if (o.is_hugging_face()) return {weight, T(eps1), T(0), largest<T>};
     return {weight, T(0), T(eps1), eps1 > 0 && 1 / eps1 < largest<T> ? T(1 / eps1) : largest<T>};
   }

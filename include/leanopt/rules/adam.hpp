@@ -39,12 +39,12 @@ struct adam_formula {
   template <class V, class T>
   LEANOPT_HD static void apply(const coeffs<T>& c, V& p, const V& gradient, V* s) {
     V &m = s[0], &v = s[1];
-    V g = V(c.sign) * gradient;
+    V g = gradient;  // where it is maximized, of the other sign: as is its decay
     // Not where decay is 0, which would make NaN of Inf. By its bits: in a loop a comparison of
     // numbers costs four instructions.
     using word = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
     if (bit_cast<word>(c.decay) != 0) g = fma(p, V(c.decay), g);
-    m = fma(g - m, V(c.one_minus_beta1), m);
+    m = fma(fma(g, V(c.sign), -m), V(c.one_minus_beta1), m);
     v = fma(v, V(c.beta2), V(c.one_minus_beta2) * g * g);
     if constexpr (Amsgrad) s[2] = max(s[2], v);
     const V root = sqrt(s[slot_count - 1]);
@@ -89,13 +89,20 @@ struct adam_rule {
     }
   };
 
+  /// Whether these options take the long formula.
+  template <class Options>
+  static bool is_long(const Options& o) {
+    return o.amsgrad();
+  }
+
   /// Powers and products in double; `step` counts from 1.
   template <class T, class Options>
   LEANOPT_HD_CALL static adam_coeffs<T> prepare(const Options& o, std::int64_t step) {
     const auto [beta1, beta2] = o.betas();
-    const double correction1 = 1 - power(beta1, step), correction2 = 1 - power(beta2, step);
+    const double correction1 = correction(beta1, step), correction2 = correction(beta2, step);
+    const double added = Decoupled ? 0 : o.weight_decay();
     return {T(o.maximize() ? -1 : 1),
-            T(Decoupled ? 0 : o.weight_decay()),
+            T(o.maximize() ? 0 - added : added),  // never -0
             T(1 - beta1),
             T(beta2),
             T(1 - beta2),
@@ -103,6 +110,12 @@ struct adam_rule {
             T(1 / std::sqrt(correction2)),
             T(o.eps()),
             T(Decoupled ? std::fma(-o.lr(), o.weight_decay(), 1.0) : 1)};
+  }
+
+ private:
+  /// 1 - beta^n: 1 where the power, at most e^(-(1 - beta) n), is less than half an ulp of that.
+  LEANOPT_HD_CALL static double correction(double beta, std::int64_t n) {
+    return (1 - beta) * double(n) > 42 ? 1.0 : 1 - power(beta, n);
   }
 };
 

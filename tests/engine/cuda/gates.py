@@ -14,6 +14,7 @@ import concurrent.futures
 import heapq
 import pathlib
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -186,6 +187,8 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--source", default=ROOT / "cmake" / "leanopt_cuda.cu")
     arguments = parser.parse_args()
+    if not shutil.which(arguments.nvcc):
+        sys.exit(f"no nvcc: {arguments.nvcc} (LEANOPT_CUDA=OFF goes without)")
     if arguments.arch:
         archs = arguments.arch.split(",")
     else:

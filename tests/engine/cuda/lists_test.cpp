@@ -92,7 +92,7 @@ void check_shifted(std::size_t shift_p, std::size_t shift_g, std::size_t shift_s
   device_list device(table);
   device.set_gradients({g.data() + shift_g});
   const auto o = adamw_way::options();
-  const auto group = leanopt::cuda::group_of(leanopt::rules::adamw::prepare<float>(o, 1), 1, 1);
+  const auto group = leanopt::cuda::group_of<leanopt::rules::adamw, float>(o, 1, 1, 0);
   ASSERT_EQ(
       (leanopt::cuda::step<adamw_way::formula, Format, float>(device.list(), &group, {}, nullptr)),
       0);
@@ -160,7 +160,7 @@ TEST(Lists, CountElementsInSixtyFourBits) {
   list.units = 1;
   list.first = last / 4096;
   const auto o = adamw_way::options();
-  const auto group = leanopt::cuda::group_of(leanopt::rules::adamw::prepare<float>(o, 1), 1, 1);
+  const auto group = leanopt::cuda::group_of<leanopt::rules::adamw, float>(o, 1, 1, 0);
   ASSERT_EQ((leanopt::cuda::step<adamw_way::formula, log8, float>(list, &group, {}, nullptr)), 0);
 
   leanopt::cpu::tensor_step c;
@@ -220,36 +220,47 @@ TEST(Scalars, CallAStepOff) {
 
 // ---- coefficients made on the device ------------------------------------------------------------
 
-TEST(Prepare, CountsStepsAndHasTheBitsOfTheHost) {
-  using rule = leanopt::rules::adamw;
-  auto o = adamw_way::options();
+template <class Rule, class T, class Options>
+void check_prepare(Options o) {
   std::int64_t steps[] = {0, 999999};
   double lr = 0.01;
-  leanopt::cuda::captured_group groups[2];
+  leanopt::cuda::counted_group<Rule> groups[2];
   for (int i = 0; i < 2; ++i) {
-    groups[i].options = leanopt::cuda::adam_constants(o);
+    groups[i].options = leanopt::cuda::constants_of<Rule>(o);
     groups[i].step = &steps[i];
     groups[i].seed = std::uint64_t(i);
+    groups[i].epsilon = kernel_runs::epsilon_of(number::float32);
   }
   groups[1].lr = &lr;
-  leanopt::cuda::group_step<rule::coeffs<float>> made[2];
+  const double own = o.lr();
+  leanopt::cuda::group<Rule, T> made[2];
   for (int turn = 1; turn <= 50; ++turn) {
     lr /= 1.1;
     const float found = turn % 7 == 0;
     leanopt::cuda::device_scalars scalars;
     scalars.found_inf = &found;
     const std::int64_t before[] = {steps[0], steps[1]};
-    ASSERT_EQ((leanopt::cuda::prepare<rule, float>(groups, made, 2, scalars, nullptr)), 0);
+    ASSERT_EQ((leanopt::cuda::prepare<Rule, T>(groups, made, 2, scalars, nullptr)), 0);
     for (int i = 0; i < 2; ++i) {
       ASSERT_EQ(steps[i], before[i] + !found);
       if (found) continue;
-      o.lr(i ? lr : 0.01);
-      const auto expected = leanopt::cuda::group_of(rule::prepare<float>(o, steps[i]),
-                                                    std::uint64_t(i), std::uint64_t(steps[i]));
+      o.lr(i ? lr : own);
+      const auto expected =
+          leanopt::cuda::group_of<Rule, T>(o, std::uint64_t(i), steps[i], groups[i].epsilon);
       ASSERT_EQ(std::memcmp(&made[i].coeffs, &expected.coeffs, sizeof expected.coeffs), 0);
       ASSERT_EQ(made[i].key, expected.key);
+      if constexpr (!Rule::elementwise) {
+        ASSERT_EQ(made[i].step, steps[i]);
+        ASSERT_EQ(made[i].options.lr(), o.lr());
+      }
     }
   }
+}
+TEST(Prepare, CountsStepsAndHasTheBitsOfTheHost) {
+  check_prepare<leanopt::rules::adamw, float>(adamw_way::options());
+  check_prepare<leanopt::rules::adam, double>(way<leanopt::rules::adam, false>::options());
+  check_prepare<leanopt::rules::adafactor, float>(way<leanopt::rules::adafactor, false>::options());
+  check_prepare<leanopt::rules::adafactor, double>(way<leanopt::rules::adafactor, true>::options());
 }
 
 // ---- elements that are left out -----------------------------------------------------------------

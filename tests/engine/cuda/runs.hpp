@@ -27,10 +27,10 @@ class device_list {
     EXPECT_EQ(leanopt::cuda::send(memory_.data(), image.data(), image.size(), nullptr), 0);
     list_ = t.list_at(memory_.data());
     EXPECT_EQ(leanopt::cuda::set_units(list_, tensors_, nullptr), 0);
-    gradients_ = t.gradients_at(memory_.data());
   }
   void set_gradients(const std::vector<const void*>& g) {
-    EXPECT_EQ(leanopt::cuda::send(gradients_, g.data(), g.size() * sizeof(void*), nullptr), 0);
+    gradients_ = g;
+    list_.gradients = gradients_.data();
   }
   const leanopt::cuda::work_list& list() const { return list_; }
 
@@ -38,7 +38,7 @@ class device_list {
   std::vector<uint4> memory_;
   std::size_t tensors_;
   leanopt::cuda::work_list list_;
-  void* gradients_ = nullptr;
+  std::vector<const void*> gradients_;
 };
 
 /// A tensor of a test as the engine's.
@@ -83,10 +83,8 @@ void step(const plain_options::of<typename Way::rule>& o, int step_number,
   }
   device_list device(table);
   device.set_gradients(gradients);
-  using coeffs = typename formula::template coeffs<T>;
-  const auto group = leanopt::cuda::group_of<coeffs>(rule::template prepare<T>(o, step_number), 1,
-                                                     std::uint64_t(step_number));
-  const leanopt::cuda::group_step<coeffs> groups[] = {{}, group};
+  const auto group = leanopt::cuda::group_of<rule, T>(o, 1, step_number, 0);
+  const leanopt::cuda::group<rule, T> groups[] = {{}, group};
   leanopt::cuda::work_list list = device.list();
   list.tables = tables_of<Format>();
   const int error = leanopt::cuda::step<formula, Format, T>(list, groups, scalars, nullptr);
@@ -116,18 +114,12 @@ void adafactor_step(const plain_options::of<leanopt::rules::adafactor>& o, int s
   }
   std::vector<uint4> memory(table.bytes() / sizeof(uint4) + 1, uint4{~0u, ~0u, ~0u, ~0u});
   char* at = reinterpret_cast<char*>(memory.data());
-  const std::vector<char> image = table.tensors().image(at);
-  const std::vector<leanopt::cuda::matrix> matrices = table.image(at);
+  const std::vector<char> image = table.image(at);
   EXPECT_EQ(leanopt::cuda::send(at, image.data(), image.size(), nullptr), 0);
-  EXPECT_EQ(leanopt::cuda::send(at + table.image_offset(), matrices.data(),
-                                matrices.size() * sizeof matrices[0], nullptr),
-            0);
-  EXPECT_EQ(leanopt::cuda::send(table.tensors().gradients_at(at), gradients.data(),
-                                gradients.size() * sizeof(void*), nullptr),
-            0);
   auto list = table.list_at(at);
+  list.list.gradients = gradients.data();
   EXPECT_EQ(leanopt::cuda::set_units(list.list, tensors.size(), nullptr), 0);
-  const auto group = leanopt::cuda::adafactor_group_of<T>(
+  const auto group = leanopt::cuda::group_of<leanopt::rules::adafactor, T>(
       o, 1, step_number, kernel_runs::epsilon_of(tensors[0]->type));
   const leanopt::cuda::adafactor_group<T> groups[] = {group, group};
   list.groups = groups;

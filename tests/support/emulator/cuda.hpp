@@ -24,6 +24,7 @@
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -157,15 +158,26 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = emulator::here().processors;
   return cudaSuccess;
 }
-/// Runs the kernel to its end. @throws emulator::fault
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = emulator::here().graph ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : "invalid value";
+}
+/// Runs the kernel to its end, or records it in the graph that is being captured.
+/// @throws emulator::fault
 template <class... Parameter, class... Argument>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameter...),
                                Argument&&... arguments) {
   static_assert((sizeof(Parameter) + ... + 0) <= 4096, "parameters of a launch: 4 KiB");
   ++emulator::here().launches;
   const std::tuple<std::decay_t<Parameter>...> copies(std::forward<Argument>(arguments)...);
-  emulator::grid(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] {
-    std::apply([&](const auto&... x) { kernel(x...); }, copies);
-  }).run();
+  const auto run = [=, shape = *config] {
+    emulator::grid(shape.gridDim, shape.blockDim, shape.dynamicSmemBytes, [&] {
+      std::apply([&](const auto&... x) { kernel(x...); }, copies);
+    }).run();
+  };
+  emulator::here().graph ? emulator::here().graph->push_back(run) : run();
   return cudaSuccess;
 }

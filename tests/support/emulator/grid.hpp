@@ -44,6 +44,8 @@ struct settings {
   int launches = 0;  ///< counted
   /// What a seed of a reciprocal or of a reciprocal root is off by, in units of its last place.
   int seed_error = 0;
+  /// Where there is one, launches are recorded here instead.
+  std::vector<std::function<void()>>* graph = nullptr;
 };
 inline settings& here() {
   static settings all;

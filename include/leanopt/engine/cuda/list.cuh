@@ -42,18 +42,28 @@ __global__ void __launch_bounds__(block_threads)
 
 template <class Rule, class T>
 __global__ void __launch_bounds__(block_threads)
-    prepare_kernel(const captured_group* groups,
-                   group_step<typename Rule::template coeffs<T>>* coeffs, std::uint32_t count,
+    prepare_kernel(const counted_group<Rule>* groups, group<Rule, T>* result, std::uint32_t count,
                    device_scalars scalars) {
   if (is_called_off(scalars)) return;
   for (std::uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
-    const captured_group& g = groups[i];
-    adam_constants options = g.options;
+    const counted_group<Rule>& g = groups[i];
+    constants_of<Rule> options = g.options;
     if (g.lr) options.lr(*g.lr);
-    const std::int64_t step = ++*g.step;
-    coeffs[i] = {Rule::template prepare<T>(options, step),
-                 random_step_key(g.seed, std::uint64_t(step))};
+    result[i] = group_of<Rule, T>(options, g.seed, ++*g.step, g.epsilon);
   }
+}
+
+/// What flushing of small numbers, or an approximate division or root, would get wrong. The numbers
+/// come from outside, so that the compiler computes nothing.
+template <class = void>
+__global__ void __launch_bounds__(block_threads)
+    arithmetic_kernel(std::uint32_t* result, float a, float b, float c) {
+  if (threadIdx.x) return;
+  const scalar<float> x(a), y(b), z(c);
+  const bool small = (x * y).v != 0;  // 2^-145
+  const bool quotient = bits(divide(scalar<float>(1.0f), z)) == 0x3eaaaaabu;
+  const bool root = bits(sqrt(z)) == 0x3fddb3d7u;
+  *result = small && quotient && root;
 }
 
 }  // namespace leanopt::cuda

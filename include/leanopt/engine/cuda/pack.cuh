@@ -5,6 +5,7 @@
 #pragma once
 
 #include <leanopt/core/lane.hpp>
+#include <leanopt/core/work.hpp>
 #include <leanopt/engine/cuda/roots.cuh>
 
 #include <cstddef>
@@ -29,7 +30,7 @@ __device__ __forceinline__ unsigned warp_of_thread() {
 /// What a warp works on together: 256 numbers. A thread has four in a row and, in a pack of eight,
 /// the four that are 128 further on, so that the threads of a warp read one run of memory at a
 /// time.
-constexpr int together = 256, quad = 4;
+constexpr int together = int(cut::stage), quad = 4;
 /// The place of number i of a thread after its first.
 LEANOPT_HD constexpr int place(int i) { return i / quad * (together / 2) + i % quad; }
 
