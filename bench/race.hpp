@@ -97,6 +97,7 @@ inline double thread_clock() {
 
 }  // namespace detail
 
+/// Parameters of these shapes with gradients.
 inline window make_window(const std::vector<shape>& shapes, at::ScalarType type,
                           at::Device device) {
   window w;

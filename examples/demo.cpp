@@ -83,8 +83,8 @@ text::table as_table(const std::vector<run_result>& runs) {
 int run_demo(const digits::arguments& arguments, const std::vector<contender>& all_contenders,
              const std::vector<std::string>& models) {
   torch::set_num_threads(static_cast<int>(arguments.threads));
-  // Both files are read first: a wrong folder should not be found out after the training.
   const torch::Device device = digits::device_named(arguments.device);
+  // Both files are read first: a wrong folder should not be found out after the training.
   const data_set data = digits::load_digits(arguments.data + "/digits.txt").to(device);
   const std::vector<model_sizes::shape> distilbert =
       model_sizes::load_shapes(arguments.data + "/distilbert_shapes.txt");

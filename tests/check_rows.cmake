@@ -5,7 +5,7 @@
 cmake_minimum_required(VERSION 3.24)
 
 set(tests ${CMAKE_CURRENT_LIST_DIR})
-file(GLOB_RECURSE sources ${tests}/*.cpp)
+file(GLOB_RECURSE sources ${tests}/*.cpp ${tests}/*.hpp)
 set(cases "")
 foreach(source IN LISTS sources)
   file(READ ${source} text)

@@ -153,7 +153,7 @@ def watch(stages, program):
             stages.skip(tool, "there is no compute-sanitizer")
             continue
         # Without LibTorch's cache every tensor is an allocation of its own, with an end to overrun.
-        output, _ = stages.run(tool, 60, [sanitizer, "--tool", tool, "--error-exitcode", "9",
+        output, _ = stages.run(tool, 80, [sanitizer, "--tool", tool, "--error-exitcode", "9",
                                           "--kernel-name", "kernel_substring=leanopt", program,
                                           f"--gtest_filter={WATCHED}"],
                                PYTORCH_NO_CUDA_MEMORY_CACHING="1")

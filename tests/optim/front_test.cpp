@@ -545,6 +545,23 @@ TEST(lists, a_tied_parameter_is_given_once) {
   EXPECT_EQ(o.state().size(), 1u);
 }
 
+/// A tensor without elements on a device that need not be there.
+Tensor on_device(at::DeviceType type, c10::DispatchKey key) {
+  c10::Storage none(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, {type, 0}), nullptr,
+                    false);
+  return at::detail::make_tensor<c10::TensorImpl>(std::move(none), c10::DispatchKeySet(key),
+                                                  caffe2::TypeMeta::Make<float>());
+}
+TEST(lists, a_parameter_on_a_device_is_told_what_steps_it) {
+  const Tensor cuda = on_device(at::kCUDA, c10::DispatchKey::CUDA);
+  EXPECT_TRUE(refuses([&] { leanopt::AdamW({cuda}, 0.125); },
+                      {"parameter 0 of group 0", "cuda:0", "leanopt::cuda"}));
+  EXPECT_TRUE(refuses([&] { leanopt::quantize_blockwise(cuda, leanopt::formats::log8{}); },
+                      {"leanopt::cuda"}));
+  EXPECT_TRUE(refuses([&] { leanopt::AdamW({on_device(at::kXPU, c10::DispatchKey::XPU)}, 0.125); },
+                      {"parameter 0 of group 0", "xpu:0", "on CUDA devices"}));
+}
+
 TYPED_TEST(every, refuses_parameters_that_share_memory) {
   using Class = typename TypeParam::optimizer;
   const auto o = TypeParam::options(0.125);

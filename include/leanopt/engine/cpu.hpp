@@ -54,9 +54,9 @@ class float_environment {
 
 namespace detail {
 
-/// Lanes of T in a register that holds `Width` floats; one number where Width is 1. `permuting` is
-/// the width of four registers of which the bytes are permuted together.
+/// The Width of kernels that permute the bytes of four registers of 16 floats together.
 constexpr int permuting = 64;
+/// Lanes of T in a register that holds `Width` floats; one number where Width is 1.
 template <int Width, class T>
 using lanes_of = lanes<T, Width == 1 ? 1 : (Width == permuting ? 16 : Width) * 4 / int(sizeof(T))>;
 
@@ -459,7 +459,8 @@ struct blocks {
     for (float& x : moments) x = Format::raise(x, s);
   }
 
-  /// A block whose moments have moved and whose codes are still the old ones.
+  /// A block whose moments have moved and whose codes are still the old ones; on its way between
+  /// functions of the same Width.
   template <int Width>
   struct pending {
     alignas(64) float moments[S][B];

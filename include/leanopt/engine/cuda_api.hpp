@@ -1,8 +1,8 @@
 // The CUDA engine as host code sees it, without CUDA: what the memory of a device has to hold, and
 // functions that put work on a stream. They are templates that engine/cuda.cuh defines, for the
 // rules, formats and types that cmake/leanopt_cuda.cu lists: where that is not linked, or lacks
-// one, the linker says which. None of them waits for the device or allocates; all return a
-// cudaError_t, 0 for success.
+// one, the linker says which. None of them waits for the device or allocates; those that return an
+// int return a cudaError_t, 0 for success.
 #pragma once
 
 #include <leanopt/core/random.hpp>
@@ -92,6 +92,9 @@ struct tables_of<Format, std::void_t<typename Format::books>> {
   using type = typename Format::books;
 };
 
+/// Where what follows so many bytes of a device's memory begins: at a multiple of 16.
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+
 /// Tensors in the form in which a device needs them. Made when the list of tensors changes: what
 /// moves from step to step, the gradients' pointers, stands elsewhere.
 class table {
@@ -156,7 +159,7 @@ class table {
   }
   std::size_t at_shapes() const { return tensors_.size() * sizeof(tensor); }
   std::size_t at_units() const {
-    return (at_shapes() + shapes_.size() * sizeof(std::int64_t) + 15) / 16 * 16;
+    return aligned(at_shapes() + shapes_.size() * sizeof(std::int64_t));
   }
 
   std::vector<tensor> tensors_;
@@ -166,7 +169,8 @@ class table {
 
 // ---- work on a stream ---------------------------------------------------------------------------
 
-/// The stream on which LibTorch puts work of a device now. @pre there is such a device.
+/// The stream on which LibTorch puts work of a device now. @pre there is such a device. Defined by
+/// cmake/leanopt_cuda.cpp.
 stream current_stream(int device);
 /// Whether work put on a stream is recorded in a graph, to be done later.
 template <class = void>
@@ -174,8 +178,7 @@ int is_capturing(stream s, bool* result);
 /// What an error means, in CUDA's words.
 template <class = void>
 const char* text_of(int error);
-/// Sets `result`, in the device's memory, to 1 where its arithmetic is IEEE's, else to 0: nvcc's
-/// -use_fast_math cannot be seen when a kernel is compiled.
+/// Sets `result`, in the device's memory, to 1 where its arithmetic is IEEE's, else to 0.
 template <class = void>
 int check_arithmetic(std::uint32_t* result, stream s);
 
@@ -398,8 +401,7 @@ struct matrix {
     const std::uint64_t numbers =
         variance ? 0
                  : batch * (rows + columns) + batch * chunks() * columns + batch * rows * stages();
-    return std::size_t(2 * units_of(elements()) * sizeof(double) +
-                       (numbers * sizeof(T) + 15) / 16 * 16);
+    return std::size_t(2 * units_of(elements()) * sizeof(double) + aligned(numbers * sizeof(T)));
   }
   LEANOPT_HD double* sums(int which) const {
     return reinterpret_cast<double*>(scratch) + std::uint64_t(which) * units_of(elements());
@@ -482,7 +484,6 @@ class matrix_table {
   }
 
  private:
-  static constexpr std::size_t aligned(std::size_t n) { return (n + 15) / 16 * 16; }
   std::size_t at_matrices() const { return aligned(table_.bytes()); }
   std::size_t at_inputs() const {
     return at_matrices() + aligned(matrices_.size() * sizeof(matrix));

@@ -1,5 +1,5 @@
-// What the front knows of steps on devices: nothing of CUDA, and nothing that a program without
-// leanopt::cuda would have to link.
+// What the front knows of steps on devices, in every program: without LEANOPT_WITH_CUDA nothing
+// here is to be linked.
 #pragma once
 
 #include <leanopt/engine/cuda_api.hpp>
@@ -29,7 +29,7 @@ inline bool can_step_on(at::Device d) {
 #endif
   return d.is_cpu();
 }
-/// @throws where CUDA reported an error.
+/// @throws where `error`, a cudaError_t, is one.
 inline void check_cuda([[maybe_unused]] int error) {
 #ifdef LEANOPT_WITH_CUDA
   TORCH_CHECK(error == 0, "leanopt: CUDA error ", error, ": ", cuda::text_of<>(error));
@@ -82,7 +82,7 @@ class device_step {
   struct item {
     const tensor_job* job;
     std::uint64_t ordinal;
-    std::uint64_t made;  ///< which plan this is, of all that were ever made
+    std::uint64_t plan;  ///< its number
     bool skips_elements;
     const void *parameter, *state;  ///< for device_work::settle()
     std::size_t group = 0;
@@ -103,7 +103,7 @@ class device_step {
   /// Whether both are of the same tensors in the same groups, whatever their number of steps.
   bool is_like(const device_step& b) const {
     const auto same_item = [](const item& x, const item& y) {
-      return x.made == y.made && x.ordinal == y.ordinal && x.group == y.group;
+      return x.plan == y.plan && x.ordinal == y.ordinal && x.group == y.group;
     };
     const auto same_group = [](const group& x, const group& y) { return x.lr == y.lr; };
     return std::equal(items_.begin(), items_.end(), b.items_.begin(), b.items_.end(), same_item) &&
@@ -164,24 +164,24 @@ class device_lists {
  public:
   // Of each step, in this order.
   void clear() {
-    for (launch& one : launches_) one.step.clear();
+    for (part& one : parts_) one.step.clear();
   }
-  /// Adds a tensor to what one kernel steps on one device; returns which of these it is.
+  /// Adds a tensor to what one kernel steps on one device; returns which part this is.
   std::size_t add(const device_kernel& kernel, at::Device device, const device_step::item& x,
                   const device_step::group& g) {
-    const auto same = [&](const launch& one) {
+    const auto same = [&](const part& one) {
       return one.kernel == &kernel && one.device == device;
     };
-    const auto it = std::find_if(launches_.begin(), launches_.end(), same);
-    const auto n = std::size_t(it - launches_.begin());
-    if (it == launches_.end()) launches_.push_back({&kernel, device, {}, nullptr});
-    launches_[n].step.add(x, g);
+    const auto it = std::find_if(parts_.begin(), parts_.end(), same);
+    const auto n = std::size_t(it - parts_.begin());
+    if (it == parts_.end()) parts_.push_back({&kernel, device, {}, nullptr});
+    parts_[n].step.add(x, g);
     return n;
   }
   /// Whether the devices have it all.
   bool find(bool is_captured) {
     bool found = true;
-    for (launch& one : launches_) {
+    for (part& one : parts_) {
       one.use = nullptr;
       if (one.step.items().empty()) continue;
       for (const auto& k : lists_)
@@ -194,7 +194,7 @@ class device_lists {
   }
   /// Makes the lists that are not there yet. @pre find() says so, and nothing is captured.
   void make() {
-    for (const launch& one : launches_) {
+    for (const part& one : parts_) {
       if (one.use || one.step.items().empty()) continue;
       const auto same = [&](const auto& k) { return k->work->device() == one.device; };
       if (std::none_of(lists_.begin(), lists_.end(), same)) check_arithmetic(one.device);
@@ -207,16 +207,16 @@ class device_lists {
   }
   void run(const scalar_tensors& scalars, bool by_device, bool is_captured) {
     ++turn_;
-    for (launch& one : launches_) {
+    for (part& one : parts_) {
       if (one.step.items().empty()) continue;
       one.use->used = turn_;
       one.use->work->run(one.step, scalars, by_device, is_captured);
     }
   }
 
-  /// The number of the list of a launch; 0 where it has none.
-  std::uint64_t list_of(std::size_t launch) const {
-    return launches_[launch].use ? launches_[launch].use->number : 0;
+  /// The number of the list of a part; 0 where it has none.
+  std::uint64_t list_of(std::size_t part) const {
+    return parts_[part].use ? parts_[part].use->number : 0;
   }
   /// Whether the device may have counted steps of the list of that number.
   bool counts_steps(std::uint64_t number) const {
@@ -244,7 +244,7 @@ class device_lists {
   std::int64_t predicted_bytes() const {
     std::int64_t sum = 0;
     std::vector<at::Device> counting;
-    for (const launch& one : launches_) {
+    for (const part& one : parts_) {
       sum += one.kernel->bytes(one.step);
       if (!skips_elements(one.step) ||
           std::find(counting.begin(), counting.end(), one.device) != counting.end())
@@ -259,9 +259,11 @@ class device_lists {
   struct list {
     const device_kernel* kernel;
     std::unique_ptr<device_work> work;
-    std::uint64_t number, used;  ///< when
+    std::uint64_t number;  ///< of all that were ever made; from 1
+    std::uint64_t used;    ///< the turn
   };
-  struct launch {
+  /// What one kernel steps on one device, and the list that has it.
+  struct part {
     const device_kernel* kernel;
     at::Device device;
     device_step step;
@@ -273,7 +275,7 @@ class device_lists {
     return std::any_of(all.begin(), all.end(), [](auto& one) { return one.skips_elements; });
   }
   /// Of the device, which all its lists share, so that none must be read before it goes; or null.
-  std::int64_t* counter_of(const launch& one) {
+  std::int64_t* counter_of(const part& one) {
     if (!skips_elements(one.step)) return nullptr;
     auto it = std::find_if(skipped_.begin(), skipped_.end(),
                            [&](const at::Tensor& n) { return n.device() == one.device; });
@@ -288,14 +290,14 @@ class device_lists {
     std::int64_t bytes = 0;
     const auto is_over = [&](const auto& k) {
       bytes += k->work->bytes();
-      const bool used = std::any_of(launches_.begin(), launches_.end(),
-                                    [&](const launch& one) { return one.use == k.get(); });
+      const bool used = std::any_of(parts_.begin(), parts_.end(),
+                                    [&](const part& one) { return one.use == k.get(); });
       return bytes > most && !used && !k->work->was_captured();
     };
     lists_.erase(std::remove_if(lists_.begin(), lists_.end(), is_over), lists_.end());
   }
 
-  std::vector<launch> launches_;
+  std::vector<part> parts_;
   std::vector<std::unique_ptr<list>> lists_;
   std::uint64_t lists_made_ = 0, turn_ = 0;
   std::vector<at::Tensor> skipped_;  // by device

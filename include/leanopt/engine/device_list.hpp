@@ -1,4 +1,4 @@
-// Steps in a device's memory: which tensors one launch takes, what of them stays there and what is
+// Steps in a device's memory: which tensors one list takes, what of them stays there and what is
 // sent with each step, and who counts the steps. Only for programs that link leanopt::cuda.
 #pragma once
 
@@ -16,11 +16,12 @@ namespace leanopt::engine {
 /// gradients' pointers and what groups have in common with each step. As long as the host knows
 /// which steps count, it makes the coefficients; from the first step on of which only the device
 /// knows (found_inf is there, a graph captures it) or whose rate the device has, the device makes
-/// them and counts, with the same bits. Steps wait for nothing and allocate nothing.
+/// them and counts, with the same bits. Steps wait for nothing and allocate nothing, but for
+/// scalars that are elsewhere or of another type.
 class device_list : public device_work {
  public:
   bool fits(const device_step& x, bool is_captured) const override {
-    if (!x.is_like(list_)) return false;
+    if (!x.is_like(tensors_)) return false;
     if (is_captured || counts_)
       for (std::size_t g = 0; g < counted_.size(); ++g)
         if (x.groups()[g].step - 1 != counted_[g]) return false;
@@ -69,7 +70,7 @@ class device_list : public device_work {
     if (!counts_) return;
     const at::Tensor steps = read(at_.steps, counted_.size());
     const auto* now = static_cast<const std::int64_t*>(steps.data_ptr());
-    for (const device_step::item& x : list_.items()) f(x, counted_[x.group], now[x.group]);
+    for (const device_step::item& x : tensors_.items()) f(x, counted_[x.group], now[x.group]);
     counted_.assign(now, now + counted_.size());
     counts_ = was_captured_;  // a graph that is replayed goes on counting
   }
@@ -78,7 +79,7 @@ class device_list : public device_work {
 
  protected:
   device_list(at::Device d, const device_step& x, std::int64_t* skipped)
-      : device_work(d), list_(x), skipped_(skipped) {
+      : device_work(d), tensors_(x), skipped_(skipped) {
     for (const device_step::group& g : x.groups()) counted_.push_back(g.step - 1);
   }
   /// Memory of the device that it takes, or would.
@@ -88,14 +89,14 @@ class device_list : public device_work {
     std::size_t next = 0;
     const auto place = [&](std::size_t bytes) {
       const std::size_t here = next;
-      next += (bytes + 15) / 16 * 16;
+      next += cuda::aligned(bytes);
       return here;
     };
     place(table_bytes());
     at_.counted = place(n * counted_bytes());
     at_.books = place(books_of_format().second);
     at_.gradients = next;
-    at_.rates = at_.gradients + list_.items().size() * sizeof(void*);
+    at_.rates = at_.gradients + tensors_.items().size() * sizeof(void*);
     at_.steps = at_.rates + n * sizeof(double);
     at_.groups = at_.steps + n * sizeof(std::int64_t);
     return std::int64_t(at_.groups + n * group_bytes());
@@ -109,7 +110,7 @@ class device_list : public device_work {
     check_cuda(set_units(at<char>(0), s));
     std::vector<char> counted(counted_.size() * counted_bytes());
     for (std::size_t g = 0; g < counted_.size(); ++g) {
-      const device_step::group& x = list_.groups()[g];
+      const device_step::group& x = tensors_.groups()[g];
       write_counted(x, x.lr ? x.lr : at<double>(at_.rates) + g, at<std::int64_t>(at_.steps) + g,
                     counted.data() + g * counted_bytes());
     }
@@ -149,7 +150,7 @@ class device_list : public device_work {
 
   void list_tensors() {
     clear_table();
-    for (const device_step::item& x : list_.items()) {
+    for (const device_step::item& x : tensors_.items()) {
       const cpu::matrix_step& work = x.job->work;
       cuda::tensor t;
       t.p = work.p;
@@ -183,7 +184,7 @@ class device_list : public device_work {
     return scalar.to(device(), type);
   }
 
-  device_step list_;                   // as it was when it was made
+  device_step tensors_;                // when the list was made: what it points to may be gone
   std::int64_t* skipped_;              // elements, of all lists of the device
   std::vector<std::int64_t> counted_;  // steps in the device's memory, as the host knows them
   std::vector<char> moving_;           // what is sent with each step

@@ -115,10 +115,11 @@ void check_quantized(const quantized<Format>& q) {
 
 /// Codes of `x`, block by block of its values in row-major order, a short last block of its own.
 /// `range` is values::non_negative for second moments. Formats that round stochastically take their
-/// random bits from `seed`. On a CUDA device the bits are the CPU's, and a non-negative range waits
-/// for it. @throws for a tensor that is no strided floating-point tensor on the CPU or, in a
-/// program that links leanopt::cuda, on a CUDA device, or has negative values in a non-negative
-/// range. Values that are not finite: as the format says. @cost a float32 copy.
+/// random bits from `seed`. On a CUDA device the bits are the CPU's, and a non-negative range or a
+/// format with tables (dynamic8) waits for it. @throws for a tensor that is no strided
+/// floating-point tensor on the CPU or, in a program that links leanopt::cuda, on a CUDA device, or
+/// has negative values in a non-negative range. Values that are not finite: as the format says.
+/// @cost a float32 copy.
 template <class Format>
 quantized<Format> quantize_blockwise(const at::Tensor& x, Format, values range = values::any,
                                      std::uint64_t seed = 0) {
@@ -145,7 +146,8 @@ quantized<Format> quantize_blockwise(const at::Tensor& x, Format, values range =
   return q;
 }
 
-/// The float32 values behind codes. @throws when codes and headers do not fit each other.
+/// The float32 values behind codes, on their device. @throws when codes and headers do not fit each
+/// other, or are where this program cannot step. A format with tables waits for a CUDA device.
 template <class Format>
 at::Tensor dequantize_blockwise(const quantized<Format>& q) {
   detail::check_quantized(q);

@@ -176,7 +176,7 @@ struct dynamic8_blocks {
     const I key = key_of<Range>(s, x);
     const auto* search = s.tables->template of<Range>().search;
     const I entry = lane_traits<V>::look_up(search, (key >> 16) - I(dynamic_book::first_key));
-    return with_sign<Range, 8 * code_byte>(x, entry + key);
+    return signed_code<Range, 8 * code_byte>(x, entry + key);
   }
 
 #if LEANOPT_PERMUTES_BYTES
@@ -204,7 +204,7 @@ struct dynamic8_blocks {
     LEANOPT_UNROLL
     for (int i = 0; i < 4; ++i) {
       code[i] = if_above(key[i], threshold[i], code[i] + ints<V>(1u), code[i]);
-      code[i] = with_sign<Range, 0>(x[i], code[i]);
+      code[i] = signed_code<Range, 0>(x[i], code[i]);
     }
     packed = L::pack(code);
   }
@@ -255,7 +255,7 @@ struct dynamic8_blocks {
   }
   /// The code of x from that of its magnitude, both with `Low` bits below.
   template <values Range, int Low, class V>
-  LEANOPT_HD static ints<V> with_sign(const V& x, const ints<V>& code) {
+  LEANOPT_HD static ints<V> signed_code(const V& x, const ints<V>& code) {
     using I = ints<V>;
     const I last_negative((255u << Low) - 1);
     if constexpr (Range == values::non_negative) return code;

@@ -83,7 +83,7 @@ struct footprint {
   };
   std::vector<parameter> parameters;
   std::int64_t code_books = 0;  ///< of dynamic8 and the tables to look codes up, once
-  std::int64_t scratch = 0;     ///< that the optimizer keeps between steps
+  std::int64_t scratch = 0;     ///< that the optimizer keeps between steps, on host and devices
   /// Tensors that a step makes and drops, at its peak: none in ours, unless gradients are float64
   /// and parameters are not, or the reverse. Of LibTorch's classes those of a parameter's size.
   std::int64_t transient = 0;
@@ -214,7 +214,7 @@ void add_state(footprint::parameter& p, const options<Rule, Format, Weights>& o)
   if constexpr (!std::is_void_v<residual>)
     if (shape.type == at::kBFloat16) keep(p, &bytes::residual, n, sizeof(residual));
 }
-/// What lists the tensors of a step in devices' memory, where they are in row-major order.
+/// What a step's lists of tensors take in devices' memory, if the tensors are in row-major order.
 template <class Rule, class Format, class Weights, class Groups>
 std::int64_t bytes_on_devices(const optimizer<Rule, Format, Weights>*, const Groups& groups) {
   engine::device_lists lists;
@@ -332,9 +332,10 @@ inline std::int64_t bytes_by_category::*category_of(const description* ours,
 }  // namespace detail
 
 /// What `Optimizer`, of ours or of LibTorch's but LBFGS, will cost after a step in which every
-/// parameter has a gradient, with as many threads as LibTorch uses now. Options are taken as they
-/// are: nothing is inherited. @throws for options that ours would refuse, and for sizes that no
-/// tensor has.
+/// parameter has a gradient, with as many threads as LibTorch uses now. Of parameters on devices,
+/// what lists them there counts as scratch, as of tensors and gradients in row-major order. Options
+/// are taken as they are: nothing is inherited. @throws for options that ours would refuse, and for
+/// sizes that no tensor has.
 template <class Optimizer>
 footprint predict(const std::vector<shape_group<Optimizer>>& groups) {
   footprint f;

@@ -70,10 +70,10 @@ class front : public Optimizer, public training_hooks {
     collect();
     const bool captured = is_captured();
     // The host waits for scalars in a device's memory only where it needs them itself.
-    const bool on_host = !on_host_.empty() || looks_at_all_;
-    factor_ = on_host ? value_of(scalars_.inv_scale) * value_of(scalars_.clip) : 1;
+    const bool reads_scalars = !on_host_.empty() || looks_at_all_;
+    factor_ = reads_scalars ? value_of(scalars_.inv_scale) * value_of(scalars_.clip) : 1;
     const Tensor& found = scalars_.found_inf;
-    const bool found_there = found.defined() && !found.is_cpu() && !on_host;
+    const bool found_there = found.defined() && !found.is_cpu() && !reads_scalars;
     const bool found_inf = found.defined() && !found_there && value_of(found) != 0;
     const bool skipped = !found_inf && looks_at_all_ && skips_step();
     if (skipped) ++skipped_steps_;
@@ -150,13 +150,12 @@ class front : public Optimizer, public training_hooks {
   }
 
   /// How many elements nonfinite::skip_element, and steps nonfinite::skip_step, left out since the
-  /// optimizer was built. Of parameters on a device, waits for it.
+  /// optimizer was built. Waits for a device where elements may have been left out.
   std::int64_t skipped_elements() const { return skipped_elements_ + lists_.skipped_elements(); }
   std::int64_t skipped_steps() const { return skipped_steps_; }
 
   const description& what() const { return what_; }
-  /// Brings to the host how many steps a device counted: where only it knows which steps counted,
-  /// states do not tell before. Waits for the device.
+  /// See leanopt::settle_steps.
   void settle_steps() const {
     lists_.settle([&](const engine::device_step::item& x, std::int64_t known, std::int64_t now) {
       const auto it = state_.find(const_cast<void*>(x.parameter));
@@ -173,12 +172,15 @@ class front : public Optimizer, public training_hooks {
       TORCH_CHECK(lr.numel() == 1 && lr.scalar_type() == at::kDouble,
                   "leanopt: set_lr: the rate is ", lr.toString(), " of shape ", lr.sizes(),
                   "; it must be a tensor of one float64 element");
-      for (const Tensor& p : param_groups_[group].params()) check_rate(lr, p, group);
+      for (const Tensor& p : param_groups_[group].params())
+        TORCH_CHECK(!lr.is_cpu() && p.device() == lr.device(), "leanopt: set_lr: the rate of ",
+                    group_name(group), " is on ", lr.device(), " and a parameter on ", p.device(),
+                    "; both must be on the same device other than the CPU");
     }
     if (rates_.size() <= group) rates_.resize(group + 1);
     rates_[group] = lr;
   }
-  /// How often `p` was stepped.
+  /// How often `p` was stepped. Settles the steps.
   std::int64_t steps_of(const Tensor& p) const {
     settle_steps();
     const OptimizerParamState* s = state_for(p);
@@ -516,6 +518,7 @@ class front : public Optimizer, public training_hooks {
     return std::any_of(slots.begin(), slots.end(),
                        [&](const slot_spec& one) { return name == one.name; });
   }
+  /// The state of a parameter on `device`, wherever it was saved.
   void move_to(at::Device device, OptimizerParamState& s) const {
     std::vector<std::pair<std::string, Tensor>> moved;
     with_class(s, what_.kind, [&](auto& own) {
@@ -636,7 +639,6 @@ class front : public Optimizer, public training_hooks {
                 " has sizes ", p.sizes(), " on ", p.device(), ", its gradient ", g.sizes(), " on ",
                 g.device());
     check_parameter(p, where);  // its module may have moved since the lists were checked
-    if (const Tensor* lr = rate_of(x.group)) check_rate(*lr, p, x.group);
     if (s) check_state(*s, p, where);
     Tensor plain = g;
     if (g.is_conj() || g.is_neg()) plain = plain.resolve_conj().resolve_neg();
@@ -668,14 +670,20 @@ class front : public Optimizer, public training_hooks {
         "captured in a graph; use skip_element, or found_inf of set_step_scalars()");
     return captured;
   }
-  static void check_rate(const Tensor& lr, const Tensor& p, std::size_t group) {
-    TORCH_CHECK(!lr.is_cpu() && p.device() == lr.device(), "leanopt: set_lr: the rate of ",
-                group_name(group), " is on ", lr.device(), " and a parameter on ", p.device(),
-                "; both must be on the same device other than the CPU");
-  }
+  /// Whether a rate of this step is a device's. @throws where its parameters are not there any
+  /// more.
   bool reads_rates() const {
-    return !rates_.empty() && std::any_of(on_device_.begin(), on_device_.end(),
-                                          [&](const plan* x) { return rate_of(x->group); });
+    if (rates_.empty()) return false;
+    bool any = false;
+    for (const plan* x : active_) {
+      const Tensor* lr = rate_of(x->group);
+      if (!lr) continue;
+      any = true;
+      TORCH_CHECK(lr->device() == x->p->device(), "leanopt: the rate of ", group_name(x->group),
+                  " is on ", lr->device(), " and a parameter on ", x->p->device(),
+                  "; give the group a rate there with set_lr, or an undefined tensor");
+    }
+    return any;
   }
   /// Lists what is stepped on devices. Returns whether they have it all already, and no count that
   /// another list needs.
@@ -687,15 +695,15 @@ class front : public Optimizer, public training_hooks {
       const Tensor* lr = rate_of(x->group);
       const auto ordinal =
           what_.kind == state_kind::ours ? static_cast<const ParamState&>(*x->state).ordinal() : 0;
-      x->launch = lists_.add(*x->on_device, x->p->device(),
-                             {&x->job, std::uint64_t(ordinal), x->made, x->skips_elements,
-                              x->p->unsafeGetTensorImpl(), x->state},
-                             {x->options, lr ? static_cast<const double*>(lr->data_ptr()) : nullptr,
-                              x->seed, x->job.epsilon, steps(*x->state) + 1});
+      x->part = lists_.add(*x->kernel, x->p->device(),
+                           {&x->job, std::uint64_t(ordinal), x->number, x->skips_elements,
+                            x->p->unsafeGetTensorImpl(), x->state},
+                           {x->options, lr ? static_cast<const double*>(lr->data_ptr()) : nullptr,
+                            x->seed, x->job.epsilon, steps(*x->state) + 1});
     }
     const bool found = lists_.find(captured);
     for (plan* x : on_device_) {
-      const std::uint64_t now = lists_.list_of(x->launch);
+      const std::uint64_t now = lists_.list_of(x->part);
       if (x->list != now && x->list && lists_.counts_steps(x->list)) return false;
       x->list = now;
     }
@@ -705,7 +713,7 @@ class front : public Optimizer, public training_hooks {
   void make_lists() {
     if (list_on_devices(/*captured=*/false)) return;
     lists_.make();
-    for (plan* x : on_device_) x->list = lists_.list_of(x->launch);
+    for (plan* x : on_device_) x->list = lists_.list_of(x->part);
   }
   bool skips_step() const {
     return std::any_of(active_.begin(), active_.end(), [&](const plan* x) {
@@ -719,9 +727,9 @@ class front : public Optimizer, public training_hooks {
     set_ordinal(*x.state);
     x.job = {};
     x.shapes.clear();
-    x.on_device = nullptr;
+    x.kernel = nullptr;
     x.list = 0;
-    x.made = ++plans_made_;
+    x.number = ++plans_made_;
     build(x);
     x.of_p = tensor_facts(*x.p);
     x.of_g = tensor_facts(*x.g);
@@ -909,10 +917,10 @@ class front : public Optimizer, public training_hooks {
   step_scalars scalars_;  // of the next step
   double factor_ = 1;     // of the gradients of this step
   std::unordered_map<void*, c10::weak_intrusive_ptr<c10::TensorImpl>> owners_;
-  std::vector<plan> plans_;  // of all parameters, in the order of the lists
-  std::vector<plan*> active_, on_host_,
-      on_device_;              // those of this step, and the two kinds of them
-  bool looks_at_all_ = false;  // before it steps: nonfinite::skip_step
+  std::vector<plan> plans_;    // of all parameters, in the order of the lists
+  std::vector<plan*> active_;  // those of this step, and the two kinds of them
+  std::vector<plan*> on_host_, on_device_;
+  bool looks_at_all_ = false;  // at gradients, before it steps: nonfinite::skip_step
   std::uint64_t plans_made_ = 0;
   std::vector<Tensor> rates_;  // in devices' memory, by group
   engine::device_lists lists_;
@@ -925,17 +933,20 @@ class front : public Optimizer, public training_hooks {
 
 /// From now on steps read the rate of a group from `lr`, a float64 scalar in the memory of the
 /// device of all its parameters, when they run there: so that a step captured in a graph follows a
-/// schedule. An undefined tensor gives it back to the group's options, whose rate is unused until
-/// then. @throws for optimizers that are not ours, and for other tensors.
+/// schedule; tensor and optimizer must outlive the graph. An undefined tensor gives the rate back
+/// to the group's options, whose own is unused until then. Meanwhile the device counts the steps:
+/// see settle_steps. Waits for nothing. @throws for optimizers that are not ours, a group that is
+/// not there, and other tensors.
 inline void set_lr(Optimizer& optimizer, std::size_t group, const Tensor& lr) {
   auto* ours = dynamic_cast<detail::front*>(&optimizer);
   TORCH_CHECK(ours, "leanopt: set_lr takes leanopt's optimizers; set the rate in the options of ",
               c10::demangle(typeid(optimizer).name()));
   ours->set_lr(group, lr);
 }
-/// Brings to the host the step counts that are a device's: after steps with found_inf in its memory
-/// and captured ones the states' own do not tell before. Saving, inspection and slots do so
-/// themselves. Waits for the device.
+/// Brings to the host the step counts that are a device's: after captured steps and those with
+/// found_inf or the rate in its memory, the states' own do not tell before. Saving, inspection and
+/// slots do so themselves. Waits for the device where it has counted; does nothing for optimizers
+/// that are not ours.
 inline void settle_steps(const Optimizer& optimizer) {
   if (auto* ours = dynamic_cast<const detail::front*>(&optimizer)) ours->settle_steps();
 }

@@ -20,8 +20,9 @@ namespace leanopt {
 /// with fewer elements than min_compressed_elements keep full precision. One optimizer belongs to
 /// one thread at a time; a step uses at::get_num_threads() threads. Parameters may be on CUDA
 /// devices in a program that links leanopt::cuda: a step puts its work on the current stream of
-/// each and waits for none, but for the first, for nonfinite::skip_step and for scalars of a device
-/// that parameters on the CPU need.
+/// each and waits for none, but for the first, for nonfinite::skip_step, for scalars of a device
+/// that parameters on the CPU need, and where steps that a device counted are followed by one of
+/// other tensors.
 template <class Rule, class Format, class Weights = weights::plain>
 class optimizer : public detail::front {
   using Stock = typename stock<Rule>::options;
@@ -168,7 +169,7 @@ class optimizer : public detail::front {
     else
       build_tensor(x);
     if (!x.p->is_cpu())
-      x.on_device =
+      x.kernel =
           kernel_for(static_cast<const Options&>(*x.options), x.p->scalar_type(), x.p->numel());
   }
   void run(const std::vector<detail::plan*>& plans) override {

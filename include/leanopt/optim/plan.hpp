@@ -139,14 +139,14 @@ struct plan {
   engine::tensor_job job;
   engine::operands shapes;  ///< own what the operands of the job point to
   engine::elementwise_work::function function = nullptr;  ///< on the CPU
-  const engine::device_kernel* on_device = nullptr;
+  const engine::device_kernel* kernel = nullptr;          ///< on a device
   std::uint64_t seed = 0;
   bool skips_elements = false;  ///< whose gradient is not finite
-  std::uint64_t made = 0;       ///< which plan it is, of all that were ever made
+  std::uint64_t number = 0;     ///< of all plans that were ever made
 
   // Of the step that runs.
   const torch::Tensor *p = nullptr, *g = nullptr;
-  std::size_t coeffs = 0, group = 0, launch = 0;  ///< indices
+  std::size_t coeffs = 0, group = 0, part = 0;  ///< indices
   std::uint64_t list = 0;  ///< that it is in, or was at last, in a device's memory; or 0
 
   /// Brings what the next step looks at into the cache.

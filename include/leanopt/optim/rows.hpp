@@ -124,6 +124,7 @@ inline void replace_parameter(Optimizer& optimizer, const Tensor& old, const Ten
         if (p.is_same(from)) p = to;
   };
   auto* ours = dynamic_cast<detail::front*>(&optimizer);
+  if (ours) ours->settle_steps();  // as long as the state is found by the old parameter
   swap(before, fresh);
   if (ours) {
     try {
@@ -132,7 +133,6 @@ inline void replace_parameter(Optimizer& optimizer, const Tensor& old, const Ten
       swap(fresh, before);
       throw;
     }
-    ours->settle_steps();  // a device counts those of the tensor that goes
     ours->pin(fresh);
   }
   if (const auto it = optimizer.state().find(before.unsafeGetTensorImpl());

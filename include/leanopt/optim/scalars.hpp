@@ -7,7 +7,9 @@
 
 namespace leanopt {
 
-/// Each has one element, or is undefined and does nothing.
+/// Each has one element, or is undefined and does nothing. Steps on a device read them there,
+/// without a copy if they are in its memory, inv_scale and clip as float64 and found_inf as
+/// float32.
 struct step_scalars {
   torch::Tensor inv_scale;  ///< gradients are multiplied by it
   torch::Tensor found_inf;  ///< not 0: the step changes nothing and is not counted
@@ -20,8 +22,7 @@ class training_hooks {
   virtual ~training_hooks() = default;
   /// For the next step() that returns; one that throws leaves them set. Replaces what an earlier
   /// call set, so that {} drops it. Gradients stay as they are: the step multiplies by the product
-  /// of both factors, rounded once. @throws when one is no
-  /// floating-point tensor of one element.
+  /// of both factors, rounded once. @throws when one is no floating-point tensor of one element.
   virtual void set_step_scalars(step_scalars s) = 0;
   virtual bool has_step_scalars() const = 0;
   /// Before steps of one parameter at a time: makes states with random bits that parameters lack,

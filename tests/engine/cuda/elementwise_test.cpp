@@ -28,8 +28,7 @@ template <class Way, class Format>
 using in_float = combination<Way, Format, float>;
 template <class Way, class Format>
 using in_double = combination<Way, Format, double>;
-#if defined(__SANITIZE_ADDRESS__)  // g++ takes minutes to instrument all: each family of kernels
-                                   // once
+#if defined(__SANITIZE_ADDRESS__)  // of each family one: g++ takes minutes to instrument all
 using combinations = testing::Types<in_float<way<adamw, false>, full>,
                                     in_float<way<adamw, false>, leanopt::formats::log8_blocks<64>>,
                                     in_float<way<adamw, false>, leanopt::formats::dynamic8>>;

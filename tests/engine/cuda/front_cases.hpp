@@ -408,7 +408,6 @@ TEST(BetweenSteps, AnArchiveGoesFromOneToTheOther) {
 TEST(BetweenSteps, SlotsAndRowsAreReadAndWrittenThere) {
   pair_of_optimizers both;
   both.counted_step(1);
-  leanopt::settle_steps(both.there);
   const auto each = [&](auto f) {
     f(both.here, both.x.here);
     f(both.there, both.x.there);
@@ -418,6 +417,9 @@ TEST(BetweenSteps, SlotsAndRowsAreReadAndWrittenThere) {
     leanopt::keep_rows(o, p[2], at::arange(60));
     leanopt::append_rows(o, p[0], at::ones({300}));
     leanopt::zero_rows(o, p[0], at::arange(10, 700));
+    const Tensor fresh = p[4].detach().clone().requires_grad_();
+    leanopt::replace_parameter(o, p[4], fresh);
+    EXPECT_EQ(o.param_groups()[0].params()[4].unsafeGetTensorImpl(), fresh.unsafeGetTensorImpl());
     EXPECT_EQ(leanopt::master_weight(o, p[5]).device(), p[5].device());
   });
   EXPECT_EQ(difference(both.here, both.there), "");
@@ -574,11 +576,11 @@ TEST(Refused, ARateThatIsNotWhereTheParametersAre) {
   torch::optim::AdamW stock(both.x.here);
   EXPECT_TRUE(says(error_of([&] { leanopt::set_lr(stock, 0, good); }), "leanopt's"));
   leanopt::set_lr(both.there, 0, good);
-  auto& list = both.there.param_groups()[0].params();
-  list.push_back(at::ones({3}).requires_grad_());
-  list.back().mutable_grad() = at::ones({3});
-  EXPECT_TRUE(says(error_of([&] { both.there.step(); }), "same device"));
-  list.pop_back();
+  both.x.set_gradients(1);
+  both.there.param_groups()[0].params().push_back(both.x.here[0]);
+  EXPECT_TRUE(says(error_of([&] { both.there.step(); }), "set_lr"));
+  both.there.param_groups()[0].params().pop_back();
+  leanopt::set_lr(both.there, 0, good);
   leanopt::set_lr(both.there, 0, {});
   both.step(1);
   EXPECT_EQ(difference(both.here, both.there), "");

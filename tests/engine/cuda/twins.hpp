@@ -32,15 +32,16 @@ inline std::vector<Tensor> numbers(bool wide, std::uint64_t seed) {
 }
 /// The same on the CPU and on a device.
 struct parameters {
+  bool wide;
   std::vector<Tensor> here, there;
-  explicit parameters(at::Device device, bool wide = true) {
+  explicit parameters(at::Device device, bool with_wide = true) : wide(with_wide) {
     for (const Tensor& t : numbers(wide, 1)) {
       here.push_back(t.clone().requires_grad_());
       there.push_back(copy_on(device, t).requires_grad_());
     }
   }
   void set_gradients(std::uint64_t seed) {
-    const auto g = numbers(here.size() == 8, 100 + seed);
+    const auto g = numbers(wide, 100 + seed);
     for (std::size_t i = 0; i < g.size(); ++i) {
       here[i].mutable_grad() = g[i] * 0.1;
       there[i].mutable_grad() = copy_on(there[i].device(), here[i].grad());

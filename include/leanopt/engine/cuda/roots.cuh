@@ -4,8 +4,8 @@
 // are usual, instead of one each; where they are not it is sqrt.rn and div.rn, one by one.
 // NVIDIA says of the seeds that a reciprocal is within a unit in the last place and that of a root
 // within 2^-22.9 of its size. The tests prove the steps for every number and every seed that these
-// bounds allow, but for three pairs of both, which no device can have while its sqrt.rn and div.rn
-// are right; roots_device_test.cu tries all numbers on a device.
+// bounds allow, but for three pairs of a number and its seed, which no device can have while its
+// sqrt.rn and div.rn are right; roots_device_test.cu tries all numbers on a device.
 #pragma once
 
 #include <leanopt/core/lane.hpp>
