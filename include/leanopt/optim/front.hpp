@@ -293,7 +293,8 @@ class front : public Optimizer, public training_hooks {
     Tensor rest;
     if (has_residuals())
       if (const auto* s = static_cast<const ParamState*>(state_for(p)))
-        if (is_current(*s, p)) rest = s->tensor(residual_name).cpu();
+        if (is_current(*s, p)) rest = s->tensor(residual_name);
+    if (rest.defined()) rest = rest.cpu();
     if (!rest.defined() && has_residuals()) return from.to(at::kFloat, false, /*copy=*/true);
     const Tensor weight = from.cpu(), order = rest.defined() ? rest : weight;
     const Tensor wide = at::empty_like(order, order.options().dtype(at::kFloat));
