@@ -33,7 +33,10 @@ set(INSTALL_GTEST OFF CACHE BOOL "Install GoogleTest along with leanopt")
 set(BENCHMARK_ENABLE_INSTALL OFF CACHE BOOL "Install Google Benchmark along with leanopt")
 FetchContent_MakeAvailable(googletest)
 
-set(leanopt_quick $<IF:$<BOOL:${LEANOPT_SANITIZE}>,-O0,-O1>)
+set(leanopt_quick -O1)
+if(LEANOPT_SANITIZE)
+  set(leanopt_quick -O0)
+endif()
 
 # Warnings as errors, and the sanitizers, for one of our own programs.
 function(leanopt_developer_flags target)
