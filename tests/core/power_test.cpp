@@ -18,7 +18,8 @@ using leanopt::real_power;
 
 /// How far x is from the exact number, in units of its last place.
 double error_of(double x, long double exact) {
-  return double(std::abs((long double)x - exact) / std::ldexp(1.0L, std::ilogb(x) - 52));
+  const int exponent = std::max(std::ilogb(x), -1022);  // of 0 and what is not normal, too
+  return double(std::abs((long double)x - exact) / std::ldexp(1.0L, exponent - 52));
 }
 
 TEST(Power, IsThatOfRepeatedProducts) {
