@@ -3,6 +3,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include <iostream>
 #include <regex>
 #include <sstream>
 #include <stdexcept>
@@ -65,6 +66,33 @@ class arguments {
   }
   std::vector<char*> words_;
 };
+
+/// The main of the bench `name`: `run` registers its rows, which are then reported, unless it
+/// returns an exit status other than 0.
+template <class F>
+int main_of(const char* name, const char* usage, int argc, char** argv, F run) try {
+#if !defined(__OPTIMIZE__)
+  std::cerr << name
+            << ": built without optimisation, so its figures would mean nothing; configure with "
+               "-DCMAKE_BUILD_TYPE=Release\n";
+  return 1;
+#endif
+  arguments given(argc, argv);
+  if (const int status = run(given)) return status;
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+} catch (const std::exception& e) {
+  std::cerr << name << ": " << e.what() << '\n' << usage;
+  return 1;
+}
+/// A row that is measured once, by `report`, which sets its time.
+template <class F>
+void add_row(const std::string& name, F report) {
+  benchmark::RegisterBenchmark(name.c_str(), report)
+      ->Iterations(1)
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond);
+}
 
 /// Whether --benchmark_filter takes the row `name`: races are only run for rows that are asked for.
 inline bool is_wanted(const std::string& name) {

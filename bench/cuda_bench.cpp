@@ -128,40 +128,28 @@ constexpr const char* usage =
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-#if !defined(__OPTIMIZE__)
-  std::cerr << "cuda_bench: built without optimisation, so its figures would mean nothing; "
-               "configure with -DCMAKE_BUILD_TYPE=Release\n";
-  return 1;
-#endif
-  bench::arguments given(argc, argv);
-  const double seconds = given.number("seconds", 4);
-  given.initialize_benchmark();
-  if (!torch::cuda::is_available()) {
-    constexpr int skipped = 77;
-    std::cerr << "cuda_bench: LibTorch sees no CUDA device\n";
-    return skipped;
-  }
-  cudaDeviceProp device{};
-  check(cudaGetDeviceProperties(&device, 0));
-  benchmark::AddCustomContext("device", device.name);
+int main(int argc, char** argv) {
+  return bench::main_of("cuda_bench", usage, argc, argv, [](bench::arguments& given) {
+    const double seconds = given.number("seconds", 4);
+    given.initialize_benchmark();
+    if (!torch::cuda::is_available()) {
+      constexpr int skipped = 77;
+      std::cerr << "cuda_bench: LibTorch sees no CUDA device\n";
+      return skipped;
+    }
+    cudaDeviceProp device{};
+    check(cudaGetDeviceProperties(&device, 0));
+    benchmark::AddCustomContext("device", device.name);
 
-  bench::race_rules rules{1, seconds};
-  rules.device = at::Device(at::kCUDA, 0);
-  rules.shortest = 5e-3;  // of steps put behind each other, so that the host runs ahead
-  for (const problem& what : problems()) {
-    const auto shared = std::make_shared<field>(what, rules);
-    for (std::size_t row = 0; row < all_entries().size(); ++row)
-      benchmark::RegisterBenchmark(
-          shared->name_of(row).c_str(),
-          [shared, row](benchmark::State& state) { shared->report(state, row); })
-          ->Iterations(1)
-          ->UseManualTime()
-          ->Unit(benchmark::kMicrosecond);
-  }
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
-} catch (const std::exception& e) {
-  std::cerr << "cuda_bench: " << e.what() << '\n' << usage;
-  return 1;
+    bench::race_rules rules{1, seconds};
+    rules.device = at::Device(at::kCUDA, 0);
+    rules.shortest = 5e-3;  // of steps put behind each other, so that the host runs ahead
+    for (const problem& what : problems()) {
+      const auto shared = std::make_shared<field>(what, rules);
+      for (std::size_t row = 0; row < all_entries().size(); ++row)
+        bench::add_row(shared->name_of(row),
+                       [shared, row](benchmark::State& state) { shared->report(state, row); });
+    }
+    return 0;
+  });
 }

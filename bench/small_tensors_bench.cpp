@@ -13,7 +13,6 @@
 
 #include <torch/torch.h>
 
-#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -75,30 +74,18 @@ constexpr const char* usage =
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-#if !defined(__OPTIMIZE__)
-  std::cerr << "small_tensors_bench: built without optimisation, so its figures would mean "
-               "nothing; configure with -DCMAKE_BUILD_TYPE=Release\n";
-  return 1;
-#endif
-  bench::arguments given(argc, argv);
-  const std::vector<int> threads = given.counts("threads", "1,2");
-  const double seconds = given.number("seconds", 4);
-  given.initialize_benchmark();
-  for (const problem& what : problems())
-    for (const int n : threads) {
-      const auto shared = std::make_shared<field>(what, bench::race_rules{n, seconds});
-      for (std::size_t row = 0; row < all_entries().size(); ++row)
-        benchmark::RegisterBenchmark(
-            shared->name_of(row).c_str(),
-            [shared, row](benchmark::State& state) { shared->report(state, row); })
-            ->Iterations(1)
-            ->UseManualTime()
-            ->Unit(benchmark::kMicrosecond);
-    }
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
-} catch (const std::exception& e) {
-  std::cerr << "small_tensors_bench: " << e.what() << '\n' << usage;
-  return 1;
+int main(int argc, char** argv) {
+  return bench::main_of("small_tensors_bench", usage, argc, argv, [](bench::arguments& given) {
+    const std::vector<int> threads = given.counts("threads", "1,2");
+    const double seconds = given.number("seconds", 4);
+    given.initialize_benchmark();
+    for (const problem& what : problems())
+      for (const int n : threads) {
+        const auto shared = std::make_shared<field>(what, bench::race_rules{n, seconds});
+        for (std::size_t row = 0; row < all_entries().size(); ++row)
+          bench::add_row(shared->name_of(row),
+                         [shared, row](benchmark::State& state) { shared->report(state, row); });
+      }
+    return 0;
+  });
 }

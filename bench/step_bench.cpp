@@ -19,7 +19,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iostream>
 #include <map>
 #include <memory>
 #include <set>
@@ -236,33 +235,21 @@ constexpr const char* usage =
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-#if !defined(__OPTIMIZE__)
-  std::cerr << "step_bench: built without optimisation, so its figures would mean nothing; "
-               "configure with -DCMAKE_BUILD_TYPE=Release\n";
-  return 1;
-#endif
-  bench::arguments given(argc, argv);
-  const std::vector<int> threads = given.counts("threads", "1,2");
-  const double seconds = given.number("seconds", 4), gibi = given.number("gibi", 4);
-  given.initialize_benchmark();
+int main(int argc, char** argv) {
+  return bench::main_of("step_bench", usage, argc, argv, [](bench::arguments& given) {
+    const std::vector<int> threads = given.counts("threads", "1,2");
+    const double seconds = given.number("seconds", 4), gibi = given.number("gibi", 4);
+    given.initialize_benchmark();
 
-  const std::map<int, double> copies = measure_copies(threads);
-  for (const task& t : tasks())
-    for (const int n : threads) {
-      const auto shared = std::make_shared<field>(t, n, seconds, gibi * double(1 << 30));
-      for (const row& r : shared->rows())
-        benchmark::RegisterBenchmark(r.name.c_str(),
-                                     [shared, r, speed = copies.at(n)](benchmark::State& state) {
-                                       shared->report(state, r, speed);
-                                     })
-            ->Iterations(1)
-            ->UseManualTime()
-            ->Unit(benchmark::kMicrosecond);
-    }
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
-} catch (const std::exception& e) {
-  std::cerr << "step_bench: " << e.what() << '\n' << usage;
-  return 1;
+    const std::map<int, double> copies = measure_copies(threads);
+    for (const task& t : tasks())
+      for (const int n : threads) {
+        const auto shared = std::make_shared<field>(t, n, seconds, gibi * double(1 << 30));
+        for (const row& r : shared->rows())
+          bench::add_row(r.name, [shared, r, speed = copies.at(n)](benchmark::State& state) {
+            shared->report(state, r, speed);
+          });
+      }
+    return 0;
+  });
 }

@@ -55,6 +55,21 @@ struct tensor {
   weights_kind weights = weights_kind::plain;
 };
 
+/// What the work of a step, as the engine of the CPU has it, says of a tensor.
+template <class Work>
+tensor tensor_of(const Work& work) {
+  tensor t;
+  t.p = work.p;
+  t.g = work.g;
+  for (int k = 0; k < 3; ++k) {
+    t.slots[k] = work.slots[k];
+    t.headers[k] = work.headers[k];
+  }
+  t.elements = work.elements;
+  t.skipped = work.skipped;
+  return t;
+}
+
 constexpr std::uint64_t unit = cut::unit;
 
 /// What the tensors of a group have in common in one step of an elementwise rule.
@@ -423,6 +438,19 @@ struct matrix {
     return column_sums<T>() + batch * chunks() * columns;
   }
 };
+
+/// What the work of a step of a tensor rule says of a matrix, or of a vector as one row.
+template <class Work>
+matrix matrix_of(const Work& work) {
+  matrix m;
+  m.batch = work.batch;
+  m.rows = work.rows;
+  m.columns = work.row ? work.columns : work.elements;
+  m.row = work.row;
+  m.column = work.column;
+  m.variance = work.variance;
+  return m;
+}
 
 /// The matrices of a launch in the device's memory: see matrix_table.
 template <class T>

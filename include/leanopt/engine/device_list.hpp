@@ -151,17 +151,9 @@ class device_list : public device_work {
   void list_tensors() {
     clear_table();
     for (const device_step::item& x : tensors_.items()) {
-      const cpu::matrix_step& work = x.job->work;
-      cuda::tensor t;
-      t.p = work.p;
-      t.g = work.g;
-      for (int k = 0; k < 3; ++k) {
-        t.slots[k] = work.slots[k];
-        t.headers[k] = work.headers[k];
-      }
-      t.elements = work.elements;
+      cuda::tensor t = cuda::tensor_of(x.job->work);
       t.ordinal = x.ordinal;
-      if (x.skips_elements) t.skipped = skipped_;
+      t.skipped = x.skips_elements ? skipped_ : nullptr;
       t.group = std::uint32_t(x.group);
       add_to_table(t, *x.job);
     }
@@ -240,14 +232,7 @@ class compiled_list final : public device_list {
     if constexpr (Rule::elementwise) {
       table_.add(t);
     } else {
-      const cpu::matrix_step& work = job.work;
-      cuda::matrix m;
-      m.batch = work.batch;
-      m.rows = work.rows;
-      m.columns = work.row ? work.columns : work.elements;  // of a vector and of what is empty
-      m.row = work.row;
-      m.column = work.column;
-      m.variance = work.variance;
+      cuda::matrix m = cuda::matrix_of(job.work);
       m.rms = job.rms;
       m.group = t.group;
       table_.add(t, m);

@@ -43,17 +43,8 @@ class device_list {
 
 /// A tensor of a test as the engine's.
 inline leanopt::cuda::tensor tensor_of(tensor& x, weights_kind kind, std::uint32_t group) {
-  const leanopt::cpu::matrix_step work = kernel_runs::work_of(x, 1);
-  leanopt::cuda::tensor t;
-  t.p = work.p;
-  t.g = work.g;
-  for (int k = 0; k < 3; ++k) {
-    t.slots[k] = work.slots[k];
-    t.headers[k] = work.headers[k];
-  }
-  t.elements = work.elements;
-  t.ordinal = work.elements;
-  t.skipped = work.skipped;
+  leanopt::cuda::tensor t = leanopt::cuda::tensor_of(kernel_runs::work_of(x, 1));
+  t.ordinal = t.elements;
   t.group = group;
   t.weights = kind;
   return t;
@@ -100,14 +91,7 @@ void adafactor_step(const plain_options::of<leanopt::rules::adafactor>& o, int s
   std::vector<const void*> gradients;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     tensor& x = *tensors[i];
-    const leanopt::cpu::matrix_step work = kernel_runs::work_of(x, 1);
-    leanopt::cuda::matrix m;
-    m.batch = work.batch;
-    m.rows = work.rows;
-    m.columns = work.columns;
-    m.row = work.row;
-    m.column = work.column;
-    m.variance = work.variance;
+    leanopt::cuda::matrix m = leanopt::cuda::matrix_of(kernel_runs::work_of(x, 1));
     m.group = 1;
     table.add(tensor_of(x, kinds[i], 0), m);
     gradients.push_back(x.g.data());
