@@ -273,6 +273,7 @@ using scratch_memory = std::vector<std::vector<double>>;
 struct tensor_job {
   cpu::matrix_step work;
   const void* options = nullptr;
+  const void* coeffs = nullptr;  ///< what the rule prepared for the step
   std::int64_t step = 0;
   double epsilon = 0;   ///< of the parameter's type
   void* rms = nullptr;  ///< where the parameter's root mean square is kept, if it is
@@ -360,7 +361,7 @@ void set_function(tensor_job& job, at::ScalarType type) {
     job.scratch_bytes = passes::scratch_bytes(job.work);
     job.run = [](cpu::level l, const tensor_job& j, double* scratch, unit_loop for_units) {
       const auto& o = *static_cast<const Options*>(j.options);
-      passes all(l, j.work, Rule::template prepare<T>(o, j.step, j.epsilon),
+      passes all(l, j.work, *static_cast<const typename Rule::template prepared<T>*>(j.coeffs),
                  reinterpret_cast<char*>(scratch));
       all.track(for_units);
       const auto rms = all.root_mean_squares(for_units);

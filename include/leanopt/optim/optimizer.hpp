@@ -231,34 +231,45 @@ class optimizer : public detail::front {
         engine::elementwise_function<Rule, formats::full, Weights>(type, int(moments.size()));
   }
 
-  void step_elements(const std::vector<detail::plan*>& plans) {
-    // Coefficients are those of an options object, a step and a type, which neighbours share.
-    using key = std::tuple<const OptimizerOptions*, std::int64_t, bool>;
+  /// What the tensors of a step need beside their memory. Prepared are options, a step and a type,
+  /// which neighbours share.
+  void prepare(const std::vector<detail::plan*>& plans) {
+    using key = std::tuple<const OptimizerOptions*, std::int64_t, double, bool>;
     key last{};
     prepared_.clear();
     for (detail::plan* x : plans) {
-      const std::int64_t step = steps(*x->state) + 1;
-      const bool is_double = x->job.work.p.type == number::float64;
-      if (const key mine{x->options, step, is_double}; mine != last) {
+      engine::tensor_job& job = x->job;
+      job.step = steps(*x->state) + 1;
+      if (const key mine{x->options, job.step, job.epsilon, is_double(*x)}; mine != last) {
         const auto& o = static_cast<const Options&>(*x->options);
         auto& [single, twofold] = prepared_.emplace_back();
-        if (is_double)
-          twofold = Rule::template prepare<double>(o, step);
-        else
-          single = Rule::template prepare<float>(o, step);
+        is_double(*x) ? prepare<double>(o, job, twofold) : prepare<float>(o, job, single);
         last = mine;
       }
       x->coeffs = prepared_.size() - 1;
       point_to_gradient(*x);
-      if constexpr (needs_key) x->job.work.key = key_of(*x->state, step, x->seed);
+      if constexpr (needs_key) job.work.key = key_of(*x->state, job.step, x->seed);
     }
-    elements_.clear();
-    for (const detail::plan* x : plans) {
+    for (detail::plan* x : plans) {  // which stay where they are now
       const auto& [single, twofold] = prepared_[x->coeffs];
-      const bool is_double = x->job.work.p.type == number::float64;
-      const void* c = is_double ? static_cast<const void*>(&twofold) : &single;
-      if (x->job.work.elements) elements_.add(x->job.work, c, x->function);
+      x->job.coeffs = is_double(*x) ? static_cast<const void*>(&twofold) : &single;
     }
+  }
+  template <class T>
+  static void prepare(const Options& o, const engine::tensor_job& job,
+                      typename Rule::template prepared<T>& result) {
+    if constexpr (Rule::elementwise)
+      result = Rule::template prepare<T>(o, job.step);
+    else
+      result = Rule::template prepare<T>(o, job.step, job.epsilon);
+  }
+  static bool is_double(const detail::plan& x) { return x.job.work.p.type == number::float64; }
+
+  void step_elements(const std::vector<detail::plan*>& plans) {
+    prepare(plans);
+    elements_.clear();
+    for (const detail::plan* x : plans)
+      if (x->job.work.elements) elements_.add(x->job.work, x->job.coeffs, x->function);
     elements_.run(engine::level_from_environment());
   }
 
@@ -307,15 +318,10 @@ class optimizer : public detail::front {
   }
 
   void step_tensors(const std::vector<detail::plan*>& plans) {
+    prepare(plans);
     tensors_.clear();
-    for (detail::plan* x : plans) {
-      if (x->p->numel() == 0) continue;
-      engine::tensor_job& job = x->job;
-      job.step = steps(*x->state) + 1;
-      point_to_gradient(*x);
-      if constexpr (needs_key) job.work.key = key_of(*x->state, job.step, x->seed);
-      tensors_.add(job);
-    }
+    for (const detail::plan* x : plans)
+      if (x->job.work.elements) tensors_.add(x->job);
     tensors_.run(engine::level_from_environment(), scratch_);
   }
   /// A slot in full precision, in logical order: where the passes of a tensor rule find it.
@@ -334,9 +340,9 @@ class optimizer : public detail::front {
   static constexpr bool needs_key = Format::random || Weights::random;
 
   // Of elementwise rules and of tensor rules: lists that keep their memory from step to step.
-  using coeffs =
-      std::pair<typename Rule::template coeffs<float>, typename Rule::template coeffs<double>>;
-  std::vector<coeffs> prepared_;
+  std::vector<
+      std::pair<typename Rule::template prepared<float>, typename Rule::template prepared<double>>>
+      prepared_;
   engine::elementwise_work elements_;
   engine::tensor_work tensors_;
   engine::scratch_memory scratch_;

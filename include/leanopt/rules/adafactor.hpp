@@ -223,9 +223,10 @@ struct adafactor {
     T mean_floor;  ///< of mean(R)
     T limit;       ///< of x
   };
+  template <class T>
+  using prepared = reductions<T>;
   template <class T, class Options>
-  LEANOPT_HD_CALL static reductions<T> prepare(const Options& o, std::int64_t step,
-                                               double epsilon) {
+  LEANOPT_HD_CALL static prepared<T> prepare(const Options& o, std::int64_t step, double epsilon) {
     const double decay = o.is_hugging_face() ? o.decay_rate() : o.beta2_decay();
     const T weight = T(real_power(double(step), decay));
     [[maybe_unused]] const auto [first, second] = o.eps();

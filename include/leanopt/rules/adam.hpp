@@ -95,9 +95,11 @@ struct adam_rule {
     return o.amsgrad();
   }
 
+  template <class T>
+  using prepared = coeffs<T>;
   /// Powers and products in double; `step` counts from 1.
   template <class T, class Options>
-  LEANOPT_HD_CALL static adam_coeffs<T> prepare(const Options& o, std::int64_t step) {
+  LEANOPT_HD_CALL static prepared<T> prepare(const Options& o, std::int64_t step) {
     const auto [beta1, beta2] = o.betas();
     const double correction1 = correction(beta1, step), correction2 = correction(beta2, step);
     const double added = Decoupled ? 0 : o.weight_decay();
