@@ -35,8 +35,8 @@ namespace {
 
 using format_runs::level;
 using format_runs::values;
+using leanopt::has_tables;
 using leanopt::scalar;
-using leanopt::cpu::detail::has_books;
 using leanopt::formats::bfloat16_stochastic;
 using leanopt::formats::dynamic8;
 using leanopt::formats::dynamic8_strict;
@@ -143,7 +143,7 @@ template <class Format>
 std::vector<level> levels_of() {
   const level best = levels::all_here().back();
   if (best < level::avx512vbmi) return {best};
-  return has_books<Format> ? std::vector{level::avx512, best} : std::vector{level::avx512};
+  return has_tables<Format> ? std::vector{level::avx512, best} : std::vector{level::avx512};
 }
 
 /// The stretches of the floats `first` to `last`, in their order if the codes have one. That every
@@ -173,7 +173,7 @@ std::vector<stretch> stretches(const typename Format::scale& s, std::uint32_t fi
         work.add([=] {
           const leanopt::cpu::float_environment guard;
           using kernel = have_one_code<Format, Range>;
-          constexpr level widest = has_books<Format> ? level::avx512vbmi : level::avx512;
+          constexpr level widest = has_tables<Format> ? level::avx512vbmi : level::avx512;
           const bool same = leanopt::cpu::detail::launch<kernel, widest>(l, s, std::uint32_t(from),
                                                                          to, random, one.code);
           return same ? std::string()

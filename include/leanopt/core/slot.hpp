@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 LEANOPT_EXACT_BEGIN
@@ -47,6 +48,18 @@ LEANOPT_HD constexpr bool keeps_squares() {
     if (Formula::slots[k].range == values::non_negative) return true;
   return false;
 }
+
+/// The tables of a format: what it calls books, or void.
+template <class Format, class = void>
+struct tables_of {
+  using type = void;
+};
+template <class Format>
+struct tables_of<Format, std::void_t<typename Format::books>> {
+  using type = typename Format::books;
+};
+template <class Format>
+constexpr bool has_tables = !std::is_void_v<typename tables_of<Format>::type>;
 
 /// A compile-time integer (std::integral_constant converts on the host only).
 template <int K>

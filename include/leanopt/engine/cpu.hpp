@@ -362,10 +362,6 @@ struct stream {
 
 template <class Format>
 constexpr bool has_headers = !std::is_void_v<typename Format::header>;
-template <class Format, class = void>
-constexpr bool has_books = false;
-template <class Format>
-constexpr bool has_books<Format, std::void_t<typename Format::books>> = true;
 /// The statistics of a block's moments; none where values are stored each on their own.
 template <class Format, class V, bool = has_headers<Format>>
 struct range_type {
@@ -707,9 +703,9 @@ template <class Formula, class Format, class T>
 struct step_kernel {
   /// Full precision waits for the divider and for memory, whatever the width; 512 bits are up to
   /// half as slow again where arrays begin at like offsets of their pages, as large ones do.
-  static constexpr level most = Format::block == 0 || sizeof(T) == 8 ? level::avx2
-                                : has_books<Format>                  ? level::avx512vbmi
-                                                                     : level::avx512;
+  static constexpr level most = Format::block == 0                     ? level::avx2
+                                : has_tables<Format> && sizeof(T) == 4 ? level::avx512vbmi
+                                                                       : widest<T>;
 
   template <int Width, class Piece, class Inputs>
   LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& c, const Piece& t,

@@ -97,16 +97,6 @@ struct work_list {
   const void* tables = nullptr;
 };
 
-/// The tables of a format: what it calls books, or void.
-template <class Format, class = void>
-struct tables_of {
-  using type = void;
-};
-template <class Format>
-struct tables_of<Format, std::void_t<typename Format::books>> {
-  using type = typename Format::books;
-};
-
 /// Where what follows so many bytes of a device's memory begins: at a multiple of 16.
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
 

@@ -191,7 +191,7 @@ class compiled_list final : public device_list {
   using group = cuda::group<Rule, T>;
   using counted = cuda::counted_group<Rule>;
   using table = std::conditional_t<Rule::elementwise, cuda::table, cuda::matrix_table<T>>;
-  using books = typename cuda::tables_of<Format>::type;
+  using books = typename tables_of<Format>::type;
   static_assert(alignof(group) <= 8 && sizeof(group) % 8 == 0 && alignof(counted) <= 8);
 
  public:

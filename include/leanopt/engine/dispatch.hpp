@@ -240,10 +240,9 @@ class elementwise_work {
   std::size_t units_ = 0, elements_ = 0;
 };
 
-/// The compiled step of a format for a rule's formula with the first `slots` of its slots, in the
-/// arithmetic of `type`.
+/// The compiled step of a format for a rule's long or short formula, in the arithmetic of `type`.
 template <class Rule, class Format, class Weights>
-elementwise_work::function elementwise_function(at::ScalarType type, int slots) {
+elementwise_work::function elementwise_function(at::ScalarType type, bool is_long) {
   elementwise_work::function result = nullptr;
   with_arithmetic(type, [&](auto zero) {
     using T = decltype(zero);
@@ -255,10 +254,9 @@ elementwise_work::function elementwise_function(at::ScalarType type, int slots) 
             l, t, *static_cast<const typename Formula::template coeffs<T>*>(c), {}, first, last);
       };
     };
-    using longest = typename Rule::template formula<true>;
     if constexpr (!Format::compressed)
-      if (slots == longest::slot_count) {
-        result = compiled(longest{});
+      if (is_long) {
+        result = compiled(typename Rule::template formula<true>{});
         return;
       }
     result = compiled(typename Rule::template formula<false>{});

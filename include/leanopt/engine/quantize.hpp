@@ -27,7 +27,7 @@ void with_coded(const cpu::piece<float, Format, Slots>& t, at::Device device, F 
   c.elements = t.elements;
   c.key = t.key;
   at::Tensor tables;
-  using books = typename cuda::tables_of<Format>::type;
+  using books = typename tables_of<Format>::type;
   if constexpr (!std::is_void_v<books>) {
     auto* all = const_cast<books*>(&books::shared());
     tables = at::from_blob(all, {std::int64_t(sizeof *all)}, at::kByte).to(device);

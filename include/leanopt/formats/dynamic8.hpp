@@ -93,7 +93,9 @@ struct dynamic_planes {
 
 #if LEANOPT_PERMUTES_BYTES
   /// The bits of a float are about its logarithm, so they tell the place of its decade. Where that
-  /// changes, near a power of ten, both decades give one of the two codes.
+  /// changes, near a power of ten, both decades give one of the two codes. A little less than
+  /// log2(10) = 3.32 octaves to a decade makes that so for all seven, as the test of all numbers
+  /// proves.
   template <class V>
   LEANOPT_INLINE ints<V> code_or_one_below(const ints<V>& key) const {
     using L = lane_traits<V>;

@@ -240,7 +240,7 @@ std::int64_t bytes_on_devices(const optimizer<Rule, Format, Weights>*, const Gro
 template <class Rule, class Format, class Weights, class Groups>
 void add_shared(footprint& f, const optimizer<Rule, Format, Weights>* of, const Groups& groups) {
   f.scratch += bytes_on_devices(of, groups);
-  if constexpr (std::is_same_v<typename Format::header, float>)
+  if constexpr (has_tables<Format>)
     if (f.sum().codes) f.code_books = book_bytes;
   if constexpr (!Rule::elementwise) {
     engine::scratch_plan plan;

@@ -218,7 +218,7 @@ class optimizer : public detail::front {
       t.p = x.shapes.in_logical_order(*x.p);
       t.g = x.shapes.in_logical_order(*x.g);
       t.p.residual = point_to_residual(x, get(*x.state, moments[0].name));
-      x.function = engine::elementwise_function<Rule, Format, Weights>(type, 2);
+      x.function = engine::elementwise_function<Rule, Format, Weights>(type, false);
       return;
     }
     for (std::size_t k = 0; k < moments.size(); ++k)  // all in the order of the first
@@ -227,8 +227,7 @@ class optimizer : public detail::front {
     t.p = x.shapes.in_order_of(order, *x.p);
     t.g = x.shapes.in_order_of(order, *x.g);
     t.p.residual = point_to_residual(x, order);
-    x.function =
-        engine::elementwise_function<Rule, formats::full, Weights>(type, int(moments.size()));
+    x.function = engine::elementwise_function<Rule, formats::full, Weights>(type, Rule::is_long(o));
   }
 
   /// What the tensors of a step need beside their memory. Prepared are options, a step and a type,

@@ -53,8 +53,8 @@ inline leanopt::cuda::tensor tensor_of(tensor& x, weights_kind kind, std::uint32
 /// The tables of a format, if it has some.
 template <class Format>
 const void* tables_of() {
-  if constexpr (leanopt::cuda::has_tables<Format>)
-    return &leanopt::cuda::tables_of<Format>::type::shared();
+  if constexpr (leanopt::has_tables<Format>)
+    return &leanopt::tables_of<Format>::type::shared();
   else
     return nullptr;
 }

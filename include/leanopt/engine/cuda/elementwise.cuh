@@ -181,8 +181,6 @@ struct numbers_of_stage {
 
 template <class Format>
 constexpr bool has_headers = !std::is_void_v<typename Format::header>;
-template <class Format>
-constexpr bool has_tables = !std::is_void_v<typename tables_of<Format>::type>;
 
 /// Shared memory for a format's tables, behind that of staging.
 template <class Format>
