@@ -53,12 +53,16 @@ float decode_positive(std::uint16_t h, std::uint8_t c) {
   return real(b + (std::uint32_t(c) << (23 - width(h)))) - real(b);
 }
 
-std::uint8_t encode_positive(std::uint16_t h, float x, std::uint32_t random) {
+std::uint8_t encode_magnitude(std::uint16_t h, float x, std::uint32_t random) {
   const int s = 23 - width(h);
   return std::uint8_t((bits(x + real(base(h))) - base(h) + (random >> (32 - s))) >> s);
 }
 std::uint8_t encode_signed(std::uint16_t h, float x, std::uint32_t random) {
-  return std::uint8_t(encode_positive(h, std::fabs(x), random) | (std::signbit(x) ? 128 : 0));
+  return std::uint8_t(encode_magnitude(h, std::fabs(x), random) | (std::signbit(x) ? 128 : 0));
+}
+/// Nothing positive is stored below code 1: it is raised to what that stands for.
+std::uint8_t encode_positive(std::uint16_t h, float x, std::uint32_t random) {
+  return encode_magnitude(h, x > 0 ? std::max(x, decode_positive(h, 1)) : x, random);
 }
 
 /// The base whose `codes` codes hold `largest`, in units of 2^s.
@@ -109,12 +113,10 @@ block encode(std::vector<float> m, std::vector<float> v, std::uint64_t key, std:
   block result;
   result.header_m = std::uint16_t(fit(bits(largest_m), 128, M) | std::uint32_t(M - 3) << 14);
   result.header_v = std::uint16_t(fit(bits(largest_v), 256, M) | std::uint32_t(M - 3) << 14);
-  const float floor = decode_positive(result.header_v, 1);
   for (std::size_t j = 0; j < n; ++j) {
-    const float raised = v[j] > 0 ? std::max(v[j], floor) : v[j];
     const auto at = std::uint32_t(j);
     result.m.push_back(encode_signed(result.header_m, m[j], random(key, number, 0, at)));
-    result.v.push_back(encode_positive(result.header_v, raised, random(key, number, 1, at)));
+    result.v.push_back(encode_positive(result.header_v, v[j], random(key, number, 1, at)));
   }
   return result;
 }
@@ -230,7 +232,8 @@ void check_mean(int M) {
   for (int i = 0; i < 24; ++i) {
     const std::uint32_t b = (1u << M) + random.below((100u << M) - (1u << M));
     const auto h = std::uint16_t(b | std::uint32_t(M - 3) << 14);
-    const int c = i == 0 ? 0 : int(random.below(codes - 1));
+    constexpr int lowest = Range == values::any ? 0 : 1;  // code 0 is for zero alone
+    const int c = i == 0 ? lowest : int(lowest + random.below(codes - 1 - lowest));
     const double low = decode<Range>(h, c), high = decode<Range>(h, c + 1);
     const auto x = float(low + (high - low) * double(random.below(1 << 20)) * 0x1p-20);
     std::uint64_t upper = 0;

@@ -147,7 +147,6 @@ float decode(const typename Format::scale& s, std::uint32_t code) {
 /// As the engine encodes a value that is in range of the block.
 template <class Format, values Range>
 std::uint32_t encode(const typename Format::scale& s, float x, std::uint32_t random) {
-  if constexpr (Format::raises && Range == values::non_negative) x = Format::raise(x, s);
   return Format::template encode<Range, scalar<float>>(s, scalar<float>(x), random) >>
          8 * Format::code_byte;
 }

@@ -156,7 +156,8 @@ struct scalar_traits {
   using number = T;
   using ints = std::uint32_t;
   static constexpr int count = 1;
-  static constexpr int group = 1;  ///< how many registers store_bytes() takes at a time
+  static constexpr int group = 1;         ///< how many registers store_bytes() takes at a time
+  static constexpr bool narrows = false;  ///< whether packing<N> is there
   LEANOPT_HD static ints iota() { return 0; }
   /// Whether x is true for all that take the same branch.
   LEANOPT_HD static bool everywhere(bool x) { return x; }
@@ -420,8 +421,134 @@ struct lane_traits<lanes<double, N>> : detail::own_memory<double, N> {
   }
 };
 
+namespace detail {
+/// The bytes of four registers in one, in the order in which packing leaves them, and what else
+/// is cheaper there than number by number.
 template <int N>
-struct lane_traits<lanes<float, N>> : detail::own_memory<float, N> {
+struct packing {
+  static constexpr bool narrows = false;
+};
+#if !defined(__clang__)
+template <>
+struct packing<8> {
+  static constexpr bool narrows = true;
+  using packed = lanes<std::uint8_t, 32>;
+  using four_ints = const lanes<std::uint32_t, 8> (&)[4];
+  using four_floats = const lanes<float, 8> (&)[4];
+
+  /// x - less. @pre x is below 2^16, x - less below 256.
+  LEANOPT_INLINE static packed narrow(four_ints x, std::uint32_t less) {
+    const v16hi twice = (v16hi)lanes<std::uint32_t, 8>(less << 16 | less).v;
+    const v16hi a = __builtin_ia32_packusdw256((v8si)x[0].v, (v8si)x[1].v) - twice;
+    const v16hi b = __builtin_ia32_packusdw256((v8si)x[2].v, (v8si)x[3].v) - twice;
+    return (packed::type)__builtin_ia32_packuswb256(a, b);
+  }
+  /// 128 where the sign is set, else 0.
+  LEANOPT_INLINE static packed signs(four_floats x) {
+    const auto all = (v8si)__builtin_ia32_packsswb256(words(x[0], x[1]), words(x[2], x[3]));
+    return (packed::type)(all & (v8si)lanes<std::uint32_t, 8>(0x80808080u).v);
+  }
+  /// 1 where x is above 0. @pre None is below.
+  LEANOPT_INLINE static packed ones(four_floats x) {
+    const auto all = (v32qi)__builtin_ia32_packuswb256(words(x[0], x[1]), words(x[2], x[3]));
+    return (packed::type)__builtin_ia32_pminub256(all,
+                                                  (v32qi)lanes<std::uint32_t, 8>(0x01010101u).v);
+  }
+  LEANOPT_INLINE static void store_packed(std::uint8_t* p, const packed& x) {
+    const v8si y = __builtin_ia32_permvarsi256((v8si)x.v, v8si{0, 4, 1, 5, 2, 6, 3, 7});
+    std::memcpy(p, &y, 32);
+  }
+
+ private:
+  typedef int v8si __attribute__((vector_size(32)));
+  typedef short v16hi __attribute__((vector_size(32)));
+  typedef char v32qi __attribute__((vector_size(32)));
+  /// Two registers as integers of 16 bits, which keep their sign and whether they are zero. A
+  /// struct, because a function that returns a register of its own is warned of.
+  struct words {
+    v16hi v;
+    LEANOPT_INLINE words(const lanes<float, 8>& a, const lanes<float, 8>& b)
+        : v(__builtin_ia32_packssdw256((v8si)a.v, (v8si)b.v)) {}
+    LEANOPT_INLINE operator const v16hi&() const { return v; }
+  };
+};
+#endif
+#if LEANOPT_PERMUTES_BYTES
+/// For processors that permute bytes (AVX-512 VBMI).
+template <>
+struct packing<16> {
+  static constexpr bool narrows = false;
+  using packed = lanes<std::uint8_t, 64>;
+  using ints = lanes<std::uint32_t, 16>;
+
+  LEANOPT_INLINE static packed load_packed(const std::uint8_t* p) {
+    v16si x;
+    std::memcpy(&x, p, 64);
+    return reordered(x);
+  }
+  LEANOPT_INLINE static void store_packed(std::uint8_t* p, const packed& x) {
+    const packed y = reordered((v16si)x.v);
+    std::memcpy(p, &y.v, 64);
+  }
+  /// Numbers below 256.
+  LEANOPT_INLINE static packed pack(const ints (&x)[4]) {
+    const v32hi a = __builtin_ia32_packusdw512_mask(v16si(x[0].v), v16si(x[1].v), v32hi{}, -1);
+    const v32hi b = __builtin_ia32_packusdw512_mask(v16si(x[2].v), v16si(x[3].v), v32hi{}, -1);
+    return (packed::type)__builtin_ia32_packuswb512_mask(a, b, v64qi{}, -1);
+  }
+  /// The numbers of a table at index % Count, in the order in which the indices were packed.
+  template <int Count>
+  LEANOPT_INLINE static void look_up_packed(const byte_planes<Count>& table, const packed& index,
+                                            ints (&x)[4]) {
+    const v64qi at = (v64qi)index.v;
+    v64qi part[4];
+    LEANOPT_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      const v64qi* from = reinterpret_cast<const v64qi*>(table.plane[k]);
+      part[k] = __builtin_ia32_vpermt2varqi512_mask(at, from[0], from[1], -1);
+      if constexpr (Count == 256)
+        part[k] = __builtin_ia32_blendmb_512_mask(
+            part[k], __builtin_ia32_vpermt2varqi512_mask(at, from[2], from[3], -1),
+            __builtin_ia32_cvtb2mask512(at));
+    }
+    const v32hi a = (v32hi)__builtin_ia32_punpcklbw512_mask(part[0], part[1], v64qi{}, -1);
+    const v32hi b = (v32hi)__builtin_ia32_punpcklbw512_mask(part[2], part[3], v64qi{}, -1);
+    const v32hi c = (v32hi)__builtin_ia32_punpckhbw512_mask(part[0], part[1], v64qi{}, -1);
+    const v32hi d = (v32hi)__builtin_ia32_punpckhbw512_mask(part[2], part[3], v64qi{}, -1);
+    using type = ints::type;
+    x[0].v = (type)__builtin_ia32_punpcklwd512_mask(a, b, v32hi{}, -1);
+    x[1].v = (type)__builtin_ia32_punpckhwd512_mask(a, b, v32hi{}, -1);
+    x[2].v = (type)__builtin_ia32_punpcklwd512_mask(c, d, v32hi{}, -1);
+    x[3].v = (type)__builtin_ia32_punpckhwd512_mask(c, d, v32hi{}, -1);
+  }
+  /// table[index % 16], lane by lane.
+  LEANOPT_INLINE static lanes<float, 16> pick(const float (&table)[16], const ints& index) {
+    return __builtin_ia32_permvarsf512_mask(own_memory<float, 16>::load(table).v, (v16si)index.v,
+                                            lanes<float, 16>::type{}, -1);
+  }
+  LEANOPT_INLINE static lanes<float, 16> to_numbers(const ints& x) {
+    return __builtin_ia32_cvtdq2ps512_mask((v16si)x.v, lanes<float, 16>::type{}, -1, 4);
+  }
+  /// The whole part of x.
+  LEANOPT_INLINE static ints to_ints(const lanes<float, 16>& x) {
+    return (ints::type)__builtin_ia32_cvttps2dq512_mask(x.v, v16si{}, -1, 4);
+  }
+
+ private:
+  typedef char v64qi __attribute__((vector_size(64), may_alias));
+  typedef short v32hi __attribute__((vector_size(64)));
+  typedef int v16si __attribute__((vector_size(64)));
+  /// Between the packed order and that of memory.
+  LEANOPT_INLINE static packed reordered(const v16si& x) {
+    const v16si order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    return (packed::type)__builtin_ia32_permvarsi512_mask(x, order, v16si{}, -1);
+  }
+};
+#endif
+}  // namespace detail
+
+template <int N>
+struct lane_traits<lanes<float, N>> : detail::own_memory<float, N>, detail::packing<N> {
   using ints = lanes<std::uint32_t, N>;
   static constexpr int group = 32 / N;
   LEANOPT_INLINE static ints iota() {
@@ -525,77 +652,6 @@ struct lane_traits<lanes<float, N>> : detail::own_memory<float, N> {
       return (type)__builtin_ia32_gathersiv16si(v16si{}, from, (v16si)index.v, -1, 4);
 #endif
   }
-
-#if LEANOPT_PERMUTES_BYTES
-  // 64 bytes in one register, for processors that permute bytes (AVX-512 VBMI). They stand in the
-  // order in which packing four registers of numbers leaves them.
-
-  using packed = lanes<std::uint8_t, 64>;
-  LEANOPT_INLINE static packed load_packed(const std::uint8_t* p) {
-    v16si x;
-    std::memcpy(&x, p, 64);
-    return reordered(x);
-  }
-  LEANOPT_INLINE static void store_packed(std::uint8_t* p, const packed& x) {
-    const packed y = reordered((v16si)x.v);
-    std::memcpy(p, &y.v, 64);
-  }
-  /// Numbers below 256.
-  LEANOPT_INLINE static packed pack(const ints (&x)[4]) {
-    const v32hi a = __builtin_ia32_packusdw512_mask(v16si(x[0].v), v16si(x[1].v), v32hi{}, -1);
-    const v32hi b = __builtin_ia32_packusdw512_mask(v16si(x[2].v), v16si(x[3].v), v32hi{}, -1);
-    return (typename packed::type)__builtin_ia32_packuswb512_mask(a, b, v64qi{}, -1);
-  }
-  /// The numbers of a table at index % Count, in the order in which the indices were packed.
-  template <int Count>
-  LEANOPT_INLINE static void look_up(const byte_planes<Count>& table, const packed& index,
-                                     ints (&x)[4]) {
-    const v64qi at = (v64qi)index.v;
-    v64qi part[4];
-    LEANOPT_UNROLL
-    for (int k = 0; k < 4; ++k) {
-      const v64qi* from = reinterpret_cast<const v64qi*>(table.plane[k]);
-      part[k] = __builtin_ia32_vpermt2varqi512_mask(at, from[0], from[1], -1);
-      if constexpr (Count == 256)
-        part[k] = __builtin_ia32_blendmb_512_mask(
-            part[k], __builtin_ia32_vpermt2varqi512_mask(at, from[2], from[3], -1),
-            __builtin_ia32_cvtb2mask512(at));
-    }
-    const v32hi a = (v32hi)__builtin_ia32_punpcklbw512_mask(part[0], part[1], v64qi{}, -1);
-    const v32hi b = (v32hi)__builtin_ia32_punpcklbw512_mask(part[2], part[3], v64qi{}, -1);
-    const v32hi c = (v32hi)__builtin_ia32_punpckhbw512_mask(part[0], part[1], v64qi{}, -1);
-    const v32hi d = (v32hi)__builtin_ia32_punpckhbw512_mask(part[2], part[3], v64qi{}, -1);
-    using type = typename ints::type;
-    x[0].v = (type)__builtin_ia32_punpcklwd512_mask(a, b, v32hi{}, -1);
-    x[1].v = (type)__builtin_ia32_punpckhwd512_mask(a, b, v32hi{}, -1);
-    x[2].v = (type)__builtin_ia32_punpcklwd512_mask(c, d, v32hi{}, -1);
-    x[3].v = (type)__builtin_ia32_punpckhwd512_mask(c, d, v32hi{}, -1);
-  }
-  /// table[index % 16], lane by lane.
-  LEANOPT_INLINE static lanes<float, N> pick(const float (&table)[16], const ints& index) {
-    return __builtin_ia32_permvarsf512_mask(lane_traits::load(table).v, (v16si)index.v,
-                                            typename lanes<float, N>::type{}, -1);
-  }
-  LEANOPT_INLINE static lanes<float, N> to_numbers(const ints& x) {
-    return __builtin_ia32_cvtdq2ps512_mask((v16si)x.v, typename lanes<float, N>::type{}, -1, 4);
-  }
-  /// The whole part of x.
-  LEANOPT_INLINE static ints to_ints(const lanes<float, N>& x) {
-    return (typename ints::type)__builtin_ia32_cvttps2dq512_mask(x.v, v16si{}, -1, 4);
-  }
-
- private:
-  typedef char v64qi __attribute__((vector_size(64), may_alias));
-  typedef short v32hi __attribute__((vector_size(64)));
-  typedef int v16si __attribute__((vector_size(64)));
-  /// Between the packed order and that of memory.
-  LEANOPT_INLINE static packed reordered(const v16si& x) {
-    const v16si order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-    return (typename packed::type)__builtin_ia32_permvarsi512_mask(x, order, v16si{}, -1);
-  }
-
- public:
-#endif
 
   /// N numbers, each below 65536.
   LEANOPT_INLINE static void store_words(std::uint16_t* p, const ints& x) {

@@ -247,7 +247,7 @@ void read(level l, const operand& x, std::size_t first, std::size_t n, T* out) {
   if (x.factor != 1) detail::launch<detail::multiply<T>, detail::widest<T>>(l, out, n, T(x.factor));
 }
 
-/// The inverse of read(). `first` is a multiple of `stage`, n at most `stage`.
+/// The inverse of read(), of elements of one stage.
 template <class T, class Weights>
 void write(level l, const operand& x, std::size_t first, std::size_t n, const T* in,
            std::uint64_t key) {
@@ -267,7 +267,7 @@ void write(level l, const operand& x, std::size_t first, std::size_t n, const T*
                  detail::with_bits<Weights>(x.type, [&](auto bits) {
                    detail::launch<detail::narrow<decltype(bits), Weights>, level::avx512>(
                        l, from + done, words, detail::residual_at<Weights>(x, i + done), m, word,
-                       std::uint32_t(i - first + done));
+                       std::uint32_t((i + done) % stage));
                  });
                  if (step != 1)
                    for (std::size_t k = 0; k < m; ++k) to[std::int64_t(done + k) * step] = row[k];
@@ -285,6 +285,26 @@ bool in_place(const operand& x) {
 
 // ---- elementwise steps --------------------------------------------------------------------------
 
+/// The parameters and gradients that a kernel steps together.
+template <class T>
+struct operands_view {
+  T* p = nullptr;
+  const T* g = nullptr;
+  const bool* kept = nullptr;  ///< elements whose moments stay as they are, if there are any
+};
+/// How a kernel gets at those that it cannot step where they are: a stage or less at a time.
+template <class T>
+class passage {
+ public:
+  /// Of elements [first, first + n).
+  virtual operands_view<T> open(std::size_t first, std::size_t n) = 0;
+  /// Of what was opened first and is still open: two at most are.
+  virtual void close() = 0;
+
+ protected:
+  ~passage() = default;
+};
+
 /// A part of one tensor. `first` is the index of its first element in the tensor, a multiple of the
 /// format's block; all pointers stand there already.
 template <class T, class Format, int Slots>
@@ -296,7 +316,9 @@ struct piece {
   std::size_t elements;
   std::size_t first;
   std::uint64_t key;
-  const bool* kept = nullptr;  ///< elements whose moments stay as they are, if there are any
+  passage<T>* through = nullptr;  ///< to p and g, where they are not arrays of T
+
+  bool in_place() const { return through == nullptr; }
 };
 
 namespace detail {
@@ -316,6 +338,24 @@ LEANOPT_INLINE void apply(const typename Formula::template coeffs<T>& c, V& p, c
   else
     Formula::apply(c, p, g, s);
 }
+/// Whether it comes in halves: advance(), which moves the moments, and move(), which from them
+/// moves the parameter.
+template <class Formula, class T, class = void>
+constexpr bool has_halves = false;
+template <class Formula, class T>
+constexpr bool has_halves<Formula, T,
+                          std::void_t<decltype(Formula::move(
+                              std::declval<typename Formula::template coeffs<T>>(),
+                              std::declval<scalar<T>&>(), std::declval<const scalar<T>*>()))>> =
+    true;
+template <class Formula, class T, class V>
+LEANOPT_INLINE void advance(const typename Formula::template coeffs<T>& c, const V& p, const V& g,
+                            V* s, const T* input) {
+  if constexpr (Formula::template inputs<T>::present)
+    Formula::advance(c, p, g, s, lane_traits<V>::load(input));
+  else
+    Formula::advance(c, p, g, s);
+}
 
 /// Formats without blocks.
 template <class Formula, class T>
@@ -332,30 +372,40 @@ struct stream {
     const auto c = coeffs;  // local copies: no store in the loop can change them, so the broadcasts
     const auto t = piece_;  // are hoisted
     alignas(64) T input[inputs::present ? stage : 1] = {};
-    const std::size_t chunk = inputs::present ? stage : t.elements;
+    const std::size_t chunk = inputs::present || !t.in_place() ? stage : t.elements;
     for (std::size_t at = 0; at < t.elements; at += chunk) {
       const std::size_t m = std::min(chunk, t.elements - at), full = m - m % N;
+      const operands_view<T> x =
+          t.in_place() ? operands_view<T>{t.p + at, t.g + at} : t.through->open(t.first + at, m);
       if constexpr (inputs::present) in.template fill<V>(input, t.first + at, m);
+      T before[S ? S : 1][stage];
+      if (__builtin_expect(x.kept != nullptr, 0))
+        for (int k = 0; k < S; ++k) std::copy_n(t.slots[k] + at, m, before[k]);
       const auto move = [&](std::size_t j, auto load, auto store) LEANOPT_LAMBDA {
         const std::size_t i = at + j;
-        V p = load(t.p + i), moments[S ? S : 1];
+        V p = load(x.p + j), moments[S ? S : 1];
         each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = load(t.slots[k] + i); });
-        apply<Formula, T, V>(c, p, load(t.g + i), moments, input + (inputs::present ? j : 0));
+        apply<Formula, T, V>(c, p, load(x.g + j), moments, input + (inputs::present ? j : 0));
         each<S>([&](auto k) LEANOPT_LAMBDA { store(t.slots[k] + i, moments[k]); });
-        store(t.p + i, p);
+        store(x.p + j, p);
       };
-      if (inputs::present && m == stage) {
-        prefetch(t.p + at + 2 * stage);
-        prefetch(t.g + at + 2 * stage);
+      if (inputs::present && m == stage && t.in_place()) {
+        prefetch(x.p + 2 * stage);
+        prefetch(x.g + 2 * stage);
       }
       for (std::size_t j = 0; j < full; j += N)
         move(
-            j, [](const T* x) LEANOPT_LAMBDA { return L::load(x); },
-            [](T* x, const V& v) LEANOPT_LAMBDA { L::store(x, v); });
+            j, [](const T* y) LEANOPT_LAMBDA { return L::load(y); },
+            [](T* y, const V& v) LEANOPT_LAMBDA { L::store(y, v); });
       if (const std::size_t rest = m - full)
         move(
-            full, [&](const T* x) LEANOPT_LAMBDA { return L::load_some(x, rest); },
-            [&](T* x, const V& v) LEANOPT_LAMBDA { L::store_some(x, v, rest); });
+            full, [&](const T* y) LEANOPT_LAMBDA { return L::load_some(y, rest); },
+            [&](T* y, const V& v) LEANOPT_LAMBDA { L::store_some(y, v, rest); });
+      if (__builtin_expect(x.kept != nullptr, 0))
+        for (int k = 0; k < S; ++k)
+          for (std::size_t j = 0; j < m; ++j)
+            if (x.kept[j]) t.slots[k][at + j] = before[k][j];
+      if (!t.in_place()) t.through->close();
     }
   }
 };
@@ -438,52 +488,47 @@ struct blocks {
     for (int j = 0; p && j < B; ++j)
       if (large[j]) p[j] = std::numeric_limits<T>::quiet_NaN();
   }
-  /// Puts back the moments of the elements that a step leaves alone.
-  [[gnu::noinline, gnu::cold]] static void restore(const bool* kept, stored* const (&codes)[S],
-                                                   const scale (&s)[S], float (&moments)[S][B],
-                                                   range (&r)[S]) {
-    each<S>([&](auto k) {
-      constexpr values signs = Formula::slots[k].range;
-      r[k] = {};
-      for (int j = 0; j < B; ++j) {
-        if (kept[j]) moments[k][j] = decode<scalar<float>, signs>(s[k], codes[k] + j).v;
-        r[k].template add<signs>(scalar<float>(moments[k][j]));
-      }
-    });
-  }
-  [[gnu::noinline]] static void raise(float (&moments)[B], const scale& s) {
-    for (float& x : moments) x = Format::raise(x, s);
-  }
+  /// Whether parameters move after all moments of their block, where the formula comes in halves:
+  /// two short loops overlap the latencies of roots and quotients with other work, which one long
+  /// loop cannot. Not where moments are rounded from double to float in between.
+  static constexpr bool moves_late = std::is_same_v<T, float> && has_halves<Formula, T>;
 
-  /// A block whose moments have moved and whose codes are still the old ones; on its way between
-  /// functions of the same Width.
+  /// A block on its way between functions of the same Width.
   template <int Width>
   struct pending {
     alignas(64) float moments[S][B];
+    range_of<lanes_of<Width, float>> ranges[S];
+    operands_view<T> x;
+    stored* codes[S];  ///< the old ones until encode()
+    header* headers[S];
+    std::size_t block;
+    // From fit() on:
     scale now[S];
     std::uint32_t random[S];
-    stored* codes[S];
+    // written out: an implicit constructor would not be inlined into code for the instruction set
+    LEANOPT_INLINE pending() {}
   };
 
-  /// The step of a full block up to its headers; `next` has its codes.
+  /// Moves the moments of a full block, of which n elements count, and the parameters that do not
+  /// move late.
   template <int Width>
-  LEANOPT_INLINE static void step(const coeffs& c, T* p, const T* g, header* const (&headers)[S],
-                                  std::uint64_t key, std::size_t block, const bool* kept,
-                                  const inputs& in, std::size_t n, pending<Width>& next) {
+  LEANOPT_INLINE static void step(const coeffs& c, const inputs& in, std::size_t n,
+                                  pending<Width>& next) {
     using F = lanes_of<Width, float>;
     using L = lane_traits<F>;
     using V = lanes_of<Width, T>;
     using D = lane_traits<V>;
     constexpr int N = L::count;
     float(&moments)[S][B] = next.moments;
-    stored* codes[S];
+    const operands_view<T> x = next.x;  // local copies, as in run()
+    const stored* codes[S];
     alignas(64) T input[inputs::present ? B : 1] = {};
-    if constexpr (inputs::present) in.template fill<V>(input, block * B, n);
+    if constexpr (inputs::present) in.template fill<V>(input, next.block * B, n);
     scale old[S];
     range_of<F> ranges[S];
     each<S>([&](auto k) LEANOPT_LAMBDA {
       codes[k] = next.codes[k];
-      old[k] = open(headers[k]);
+      old[k] = open(next.headers[k]);
     });
     if constexpr (Width == permuting)
       each<S>([&](auto k) LEANOPT_LAMBDA {
@@ -505,20 +550,20 @@ struct blocks {
         else
           s[k] = decode<F, Formula::slots[k].range>(old[k], codes[k] + j);
       });
-      if constexpr (std::is_same_v<T, float>) {
-        F w = L::load(p + j);
-        const F gradient = fma(w, F(0), L::load(g + j));  // a lost parameter has no say in headers
-        apply<Formula, T, F>(c, w, gradient, s, input + (inputs::present ? j : 0));
-        L::store(p + j, w);
+      if constexpr (moves_late) {
+        const F w = L::load(x.p + j);
+        // a lost parameter has no say in headers
+        const F gradient = fma(w, F(0), L::load(x.g + j));
+        advance<Formula, T, F>(c, w, gradient, s, input + (inputs::present ? j : 0));
         each<S>([&](auto k) LEANOPT_LAMBDA { L::store(moments[k] + j, s[k]); });
       } else {  // widen the moments, compute in double, round them to float
         each<S>([&](auto k) LEANOPT_LAMBDA { L::store(moments[k] + j, s[k]); });
         for (int h = j; h < j + N; h += D::count) {
-          V w = D::load(p + h), wide[S];
+          V w = D::load(x.p + h), wide[S];
           each<S>([&](auto k) LEANOPT_LAMBDA { wide[k] = D::load(moments[k] + h); });
-          const V gradient = fma(w, V(0), D::load(g + h));
+          const V gradient = fma(w, V(0), D::load(x.g + h));
           apply<Formula, T, V>(c, w, gradient, wide, input + (inputs::present ? h : 0));
-          D::store(p + h, w);
+          D::store(x.p + h, w);
           each<S>([&](auto k) LEANOPT_LAMBDA { D::store(moments[k] + h, wide[k]); });
         }
         each<S>([&](auto k) LEANOPT_LAMBDA { s[k] = L::load(moments[k] + j); });
@@ -526,39 +571,61 @@ struct blocks {
       each<S>([&](auto k)
                   LEANOPT_LAMBDA { ranges[k].template add<Formula::slots[k].range>(s[k]); });
     }
-    range found[S];
-    each<S>([&](auto k) LEANOPT_LAMBDA { found[k] = ranges[k].reduced(); });
-    if (__builtin_expect(kept != nullptr, 0)) restore(kept, codes, old, moments, found);
-    fit(found, p, headers, key, block, next);
+    each<S>([&](auto k) LEANOPT_LAMBDA { next.ranges[k] = ranges[k]; });
+  }
+  /// Puts back the moments of the elements that a step leaves alone.
+  template <int Width>
+  [[gnu::noinline, gnu::cold]] static void restore(pending<Width>& next, range (&r)[S]) {
+    each<S>([&](auto k) {
+      constexpr values signs = Formula::slots[k].range;
+      const scale old = open(next.headers[k]);
+      r[k] = {};
+      for (int j = 0; j < B; ++j) {
+        float& moment = next.moments[k][j];
+        if (next.x.kept[j]) moment = decode<scalar<float>, signs>(old, next.codes[k] + j).v;
+        r[k].template add<signs>(scalar<float>(moment));
+      }
+    });
+  }
+  /// The parameters from j to j + m of a block.
+  template <int Width>
+  LEANOPT_INLINE static void move(const coeffs& c, const pending<Width>& x, int j, int m) {
+    using F = lanes_of<Width, float>;
+    using L = lane_traits<F>;
+    if constexpr (moves_late) {
+#pragma GCC unroll 4
+      for (int i = j; i < j + m; i += L::count) {
+        F s[S], w = L::load(x.x.p + i);
+        each<S>([&](auto k) LEANOPT_LAMBDA { s[k] = L::load(x.moments[k] + i); });
+        Formula::move(c, w, s);
+        L::store(x.x.p + i, w);
+      }
+    }
   }
 
   /// Scales and headers of a block from the ranges of its moments.
   template <int Width>
-  LEANOPT_INLINE static void fit(range (&found)[S], T* p, header* const (&headers)[S],
-                                 std::uint64_t key, std::size_t block, pending<Width>& next) {
+  LEANOPT_INLINE static void fit(std::uint64_t key, pending<Width>& next) {
+    range found[S];
+    each<S>([&](auto k) LEANOPT_LAMBDA { found[k] = next.ranges[k].reduced(); });
+    if (__builtin_expect(next.x.kept != nullptr, 0)) restore(next, found);
     if constexpr (has_headers<Format>) {
       bool large = false;
       each<S>([&](auto k) LEANOPT_LAMBDA {
         large |= is_large<Formula::slots[k].range>(found[k].largest, Format::large);
       });
-      if (__builtin_expect(large, 0)) repair(next.moments, p, found);
+      if (__builtin_expect(large, 0)) repair(next.moments, next.x.p, found);
       Format::template fit<Formula>(found, next.now);
-      each<S>([&](auto k) LEANOPT_LAMBDA {
-        *headers[k] = Format::close(next.now[k]);
-        if constexpr (Format::raises)
-          if constexpr (Formula::slots[k].range == values::non_negative)
-            if (__builtin_expect(Format::needs_raise(found[k], next.now[k]), 0))
-              raise(next.moments[k], next.now[k]);
-      });
+      each<S>([&](auto k) LEANOPT_LAMBDA { *next.headers[k] = Format::close(next.now[k]); });
     }
     if constexpr (Format::random)
-      each<S>([&](auto k) LEANOPT_LAMBDA { next.random[k] = random_word(key, block, k); });
+      each<S>([&](auto k) LEANOPT_LAMBDA { next.random[k] = random_word(key, next.block, k); });
   }
 
-  /// The codes of a block from its moments. prefetch(j, m) is called on the way to the codes from
-  /// j to j + m.
-  template <int Width, class Prefetch>
-  LEANOPT_INLINE static void encode(const pending<Width>& x, Prefetch prefetch) {
+  /// The codes of a block from its moments. before(j, m) is called on the way to the codes from j
+  /// to j + m.
+  template <int Width, class Before>
+  LEANOPT_INLINE static void encode(pending<Width>& x, Before before) {
     using F = lanes_of<Width, float>;
     using L = lane_traits<F>;
     constexpr int N = L::count, G = Width == permuting ? 4 : L::group;
@@ -571,14 +638,14 @@ struct blocks {
       codes[k] = x.codes[k];
     });
     for (int j = 0; j < B; j += N * G) {
-      prefetch(j, N * G);
+      before(j, N * G);
       each<S>([&](auto k) LEANOPT_LAMBDA {
-        if constexpr (Width == permuting) {
+        if constexpr (Width == permuting || Format::template packs<F>) {
           F values[G];
           LEANOPT_UNROLL
           for (int i = 0; i < G; ++i) values[i] = L::load(x.moments[k] + j + i * N);
           typename L::packed code;
-          Format::template encode<Formula::slots[k].range, F>(now[k], values, code);
+          Format::template encode<Formula::slots[k].range, F>(now[k], values, draw[k], code);
           L::store_packed(codes[k] + j, code);
         } else {
           ints<F> code[G];
@@ -595,46 +662,49 @@ struct blocks {
     }
   }
 
+  [[gnu::noinline, gnu::cold]] static T* padded(const T* x, std::size_t n, T (&copy)[B]) {
+    std::copy_n(x, n, copy);
+    std::fill(copy + n, copy + B, T(0));
+    return copy;
+  }
+
   template <int Width>
   LEANOPT_INLINE static void run(const coeffs& coeffs_, const piece<T, Format, S>& piece_,
                                  const inputs& in) {
     const auto c = coeffs_;
     const auto t = piece_;
     constexpr std::size_t ahead = Width == 1 ? 0 : 4 * B;  // four blocks, as measured
-    // With 512 bits a block is encoded after the step of the next one, which does not wait for its
-    // scales; with fewer that gains nothing.
-    constexpr bool late = Width >= 16;
-    pending<Width> both[late ? 2 : 1], *next = both, *ready = both + late;
+    // A block's moments move, then the one before it is finished, and only then is it fitted: so
+    // nothing waits for the long way from its ranges to its scales.
+    pending<Width> both[2], *next = both, *ready = both + 1;
+    T last_p[B], last_g[B], *last_to = nullptr;
     stored last[S][B];
-    for (std::size_t i = 0; i < t.elements + (late ? B : 0); i += B) {
-      if (!late || i < t.elements) {
-        const std::size_t n = t.elements - i;
-        const bool* kept = t.kept ? t.kept + i : nullptr;
-        header* headers[S];
+    for (std::size_t i = 0; i < t.elements + B; i += B) {
+      if (i < t.elements) {
+        const std::size_t n = std::min(t.elements - i, std::size_t(B));
+        operands_view<T>& x = next->x;
+        x = t.in_place() ? operands_view<T>{t.p + i, t.g + i} : t.through->open(t.first + i, n);
+        next->block = (t.first + i) / B;
         for (int k = 0; k < S; ++k) {
           next->codes[k] = t.slots[k] + i;
-          headers[k] = header_at(t.headers[k], i);
+          next->headers[k] = header_at(t.headers[k], i);
         }
-        const std::size_t block = (t.first + i) / B;
-        if (n >= B) {
-          step(c, t.p + i, t.g + i, headers, t.key, block, kept, in, B, *next);
-        } else {
-          T p[B] = {}, g[B] = {};  // the last, short block: zeros enter no statistic
-          std::copy_n(t.p + i, n, p);
-          std::copy_n(t.g + i, n, g);
+        if (n < B) {  // the last, short block: zeros enter no statistic
+          last_to = x.p;
+          x.p = padded(x.p, n, last_p);
+          x.g = padded(x.g, n, last_g);
           each<S>([&](auto k) LEANOPT_LAMBDA {
             std::copy_n(next->codes[k], n, last[k]);
             std::fill(last[k] + n, last[k] + B, Format::template zero<Formula::slots[k].range>);
             next->codes[k] = last[k];
           });
-          step(c, p, g, headers, t.key, block, kept, in, n, *next);
-          std::copy_n(p, n, t.p + i);
         }
+        step(c, in, n, *next);
       }
-      if (!late || i > 0) {
+      if (i > 0) {
         const T *const p = t.p + i + ahead, *const g = t.g + i + ahead;
         encode(*ready, [&](int j, int m) LEANOPT_LAMBDA {
-          for (int z = 0; z < m; z += 64 / int(sizeof(T))) {
+          for (int z = t.in_place() ? 0 : m; z < m; z += 64 / int(sizeof(T))) {
             __builtin_prefetch(p + j + z);
             __builtin_prefetch(g + j + z);
           }
@@ -643,9 +713,13 @@ struct blocks {
             for (int z = j % line ? m : 0; z < m; z += line)
               __builtin_prefetch(t.slots[k] + i + ahead + j + z);
           });
+          move(c, *ready, j, m);
         });
+        if (last_to && i >= t.elements) std::copy_n(last_p, t.elements % B, last_to);
+        if (!t.in_place()) t.through->close();
       }
-      if (late) std::swap(next, ready);
+      if (i < t.elements) fit(t.key, *next);
+      std::swap(next, ready);
     }
     if (const std::size_t rest = t.elements % B)
       for (int k = 0; k < S; ++k) std::copy_n(last[k], rest, t.slots[k] + (t.elements - rest));
@@ -662,21 +736,19 @@ struct encode_kernel {
     constexpr int S = all::S, B = all::B;
     for (std::size_t i = 0; i < t.elements; i += B) {
       const std::size_t n = std::min(std::size_t(B), t.elements - i);
-      typename all::template pending<Width> x = {};
+      typename all::template pending<Width> x;
+      x.x = {};
       typename all::stored copy[S][B];
-      typename all::header* headers[S];
-      typename all::range found[S];
+      x.block = i / B;
       each<S>([&](auto k) LEANOPT_LAMBDA {
         std::copy_n(values[k] + i, n, x.moments[k]);
+        std::fill(x.moments[k] + n, x.moments[k] + B, 0.0f);
         x.codes[k] = copy[k];
-        headers[k] = all::header_at(t.headers[k], i);
-        typename all::template range_of<F> all_of_block;
+        x.headers[k] = all::header_at(t.headers[k], i);
         for (int j = 0; j < B; j += lane_traits<F>::count)
-          all_of_block.template add<Formula::slots[k].range>(
-              lane_traits<F>::load(x.moments[k] + j));
-        found[k] = all_of_block.reduced();
+          x.ranges[k].template add<Formula::slots[k].range>(lane_traits<F>::load(x.moments[k] + j));
       });
-      all::fit(found, nullptr, headers, t.key, i / B, x);
+      all::fit(t.key, x);
       all::encode(x, [](int, int) LEANOPT_LAMBDA {});
       for (int k = 0; k < S; ++k) std::copy_n(copy[k], n, t.slots[k] + i);
     }
@@ -772,27 +844,62 @@ bool has_bad(level l, const T* x, std::size_t n) {
   return launch<gradient_check<T, Square>, widest<T>>(l, x, n);
 }
 
-/// run(x) for the elements of a stage whose gradient is good. `g` is room for the others' zeros.
-template <class Formula, class Square, class T, class Format, int S, class Run>
-[[gnu::noinline, gnu::cold]] void step_good_ones(piece<T, Format, S> x, T* g, std::int64_t* skipped,
-                                                 Run run) {
-  const std::size_t n = x.elements;
-  bool bad[stage] = {};
-  if (g != x.g) std::copy_n(x.g, n, g);
-  const std::int64_t count = gradient_check<T, Square>::clear(g, n, bad);
-  __atomic_fetch_add(skipped, count, __ATOMIC_RELAXED);
-  constexpr int copies = Format::block == 0 ? 1 + Formula::slot_count : 1;
-  T before[copies][stage], *now[copies] = {x.p};
-  if constexpr (Format::block == 0)
-    for (int k = 0; k < Formula::slot_count; ++k) now[1 + k] = x.slots[k];
-  for (int k = 0; k < copies; ++k) std::copy_n(now[k], n, before[k]);
-  x.g = g;
-  x.kept = bad;
-  run(x);
-  for (int k = 0; k < copies; ++k)
-    for (std::size_t i = 0; i < n; ++i)
-      if (bad[i]) now[k][i] = before[k][i];
-}
+/// Reads and writes the numbers of one tensor that are no arrays of T, and leaves out gradients
+/// that are not finite where the step wants that.
+template <class T, class Weights, class Square>
+class staged final : public passage<T> {
+ public:
+  staged(level l, const tensor_step& t) : level_(l), t_(t) {}
+
+  operands_view<T> open(std::size_t first, std::size_t n) override {
+    room& r = rooms_[opened_++ % 2];
+    r.first = first;
+    r.n = n;
+    operands_view<T> x{static_cast<T*>(t_.p.data) + first,
+                       static_cast<const T*>(t_.g.data) + first};
+    if (!p_in_place_) {
+      read<T, Weights>(level_, t_.p, first, n, r.p);
+      x.p = r.p;
+    }
+    if (!g_in_place_) {
+      read<T, weights::plain>(level_, t_.g, first, n, r.g);
+      x.g = r.g;
+    }
+    r.skips = t_.skipped && has_bad<Square>(level_, x.g, n);
+    if (__builtin_expect(r.skips, 0)) leave_out(r, x);
+    r.at = x.p;
+    return x;
+  }
+  void close() override {
+    const room& r = rooms_[closed_++ % 2];
+    if (__builtin_expect(r.skips, 0))
+      for (std::size_t i = 0; i < r.n; ++i)
+        if (r.bad[i]) r.at[i] = r.before[i];
+    if (!p_in_place_) write<T, Weights>(level_, t_.p, r.first, r.n, r.p, t_.key);
+  }
+
+ private:
+  struct room {
+    alignas(64) T p[stage], g[stage];
+    T before[stage], *at;
+    bool bad[stage], skips;
+    std::size_t first, n;
+  };
+  [[gnu::noinline, gnu::cold]] void leave_out(room& r, operands_view<T>& x) {
+    if (x.g != r.g) std::copy_n(x.g, r.n, r.g);
+    const std::int64_t count = gradient_check<T, Square>::clear(r.g, r.n, r.bad);
+    __atomic_fetch_add(t_.skipped, count, __ATOMIC_RELAXED);
+    std::copy_n(x.p, r.n, r.before);
+    x.g = r.g;
+    x.kept = r.bad;
+  }
+
+  level level_;
+  const tensor_step& t_;
+  const bool p_in_place_ = cpu::in_place<T>(t_.p), g_in_place_ = cpu::in_place<T>(t_.g);
+  unsigned opened_ = 0, closed_ = 0;
+  room rooms_[2];
+};
 
 }  // namespace detail
 
@@ -803,35 +910,22 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
           const typename Formula::template inputs<T>& in, std::size_t first, std::size_t last) {
   constexpr int S = Formula::slot_count;
   using kernel = detail::step_kernel<Formula, Format, T>;
-  using part_t = piece<T, Format, S>;
   using square = std::conditional_t<Format::compressed && keeps_squares<Formula>(), float, T>;
-  const bool p_in_place = in_place<T>(t.p), g_in_place = in_place<T>(t.g);
-  const auto part = [&](T* p, const T* g, std::size_t at, std::size_t n) {
-    part_t x{p, g, {}, {}, n, at, t.key};
-    for (int k = 0; k < S; ++k) {
-      x.slots[k] = static_cast<typename Format::template stored<T>*>(t.slots[k]) + at;
-      if constexpr (detail::has_headers<Format>)
-        x.headers[k] = static_cast<typename Format::header*>(t.headers[k]) + at / Format::block;
-    }
-    return x;
-  };
-  const auto run = [&](const part_t& x) { detail::launch<kernel, kernel::most>(l, c, x, in); };
-  T* const own_p = static_cast<T*>(t.p.data);
-  const T* const own_g = static_cast<const T*>(t.g.data);
-  if (p_in_place && g_in_place && !t.skipped)
-    return run(part(own_p + first, own_g + first, first, last - first));
-  alignas(64) T p[stage], g[stage];
-  for (std::size_t i = first; i < last; i += stage) {
-    const std::size_t n = std::min(stage, last - i);
-    if (!p_in_place) read<T, Weights>(l, t.p, i, n, p);
-    if (!g_in_place) read<T, weights::plain>(l, t.g, i, n, g);
-    part_t x = part(p_in_place ? own_p + i : p, g_in_place ? own_g + i : g, i, n);
-    if (__builtin_expect(t.skipped && detail::has_bad<square>(l, x.g, n), 0))
-      detail::step_good_ones<Formula, square>(x, g, t.skipped, run);
-    else
-      run(x);
-    if (!p_in_place) write<T, Weights>(l, t.p, i, n, p, t.key);
+  piece<T, Format, S> x{nullptr, nullptr, {}, {}, last - first, first, t.key};
+  for (int k = 0; k < S; ++k) {
+    x.slots[k] = static_cast<typename Format::template stored<T>*>(t.slots[k]) + first;
+    if constexpr (detail::has_headers<Format>)
+      x.headers[k] = static_cast<typename Format::header*>(t.headers[k]) + first / Format::block;
   }
+  const auto run = [&] { detail::launch<kernel, kernel::most>(l, c, x, in); };
+  if (in_place<T>(t.p) && in_place<T>(t.g) && !t.skipped) {
+    x.p = static_cast<T*>(t.p.data) + first;
+    x.g = static_cast<const T*>(t.g.data) + first;
+    return run();
+  }
+  detail::staged<T, Weights, square> through(l, t);
+  x.through = &through;
+  run();
 }
 
 /// The moments of a whole tensor into its codes and headers, and back. `t` has no parameter here.

@@ -29,7 +29,6 @@ struct bfloat16_values {
   static constexpr std::uint16_t zero = 0;
 
   using header = void;  // values are independent of each other: no statistics, no repairs
-  static constexpr bool raises = false;
   struct scale {};
 
   template <values Range, class V>
@@ -37,6 +36,8 @@ struct bfloat16_values {
     return bfloat16_bits::widen<V>(code);
   }
   static constexpr int code_byte = 0;
+  template <class>
+  static constexpr bool packs = false;
   template <values Range, class V>
   LEANOPT_HD static ints<V> encode(const scale&, const V& x, const ints<V>& random_bits) {
     using I = ints<V>;

@@ -12,7 +12,7 @@
 // small values next to large ones are off by up to 70 %: for training prefer log8.
 #pragma once
 
-#include <leanopt/core/lane.hpp>
+#include <leanopt/core/random.hpp>
 #include <leanopt/core/slot.hpp>
 
 #include <cstdint>
@@ -129,7 +129,6 @@ struct dynamic8_blocks {
   static constexpr std::uint8_t zero = Range == values::any ? 127 : 0;
   using header = float;
   static constexpr std::uint32_t large = 0x7f800000;  ///< Inf: what a block cannot hold, as bits
-  static constexpr bool raises = false;
 
   struct books {
     dynamic_book with_sign{true}, without{false};
@@ -181,18 +180,20 @@ struct dynamic8_blocks {
     return signed_code<Range, 8 * code_byte>(x, entry + key);
   }
 
+  template <class>
+  static constexpr bool packs = false;  ///< whether bytes are encoded together below VBMI
 #if LEANOPT_PERMUTES_BYTES
   // Both for 64 numbers at a time.
   template <values Range, class V>
   LEANOPT_INLINE static void decode(const scale& s, const typename lane_traits<V>::packed& code,
                                     V (&x)[4]) {
     ints<V> value[4];
-    lane_traits<V>::look_up(planes_of<Range>(s).value, code, value);
+    lane_traits<V>::look_up_packed(planes_of<Range>(s).value, code, value);
     LEANOPT_UNROLL
     for (int i = 0; i < 4; ++i) x[i] = V(real(value[i])) * V(s.absmax);
   }
   template <values Range, class V>
-  LEANOPT_INLINE static void encode(const scale& s, const V (&x)[4],
+  LEANOPT_INLINE static void encode(const scale& s, const V (&x)[4], const lattice<V>&,
                                     typename lane_traits<V>::packed& packed) {
     using L = lane_traits<V>;
     const auto& book = planes_of<Range>(s);
@@ -202,7 +203,7 @@ struct dynamic8_blocks {
       key[i] = key_of<Range>(s, x[i]);
       code[i] = book.template code_or_one_below<V>(key[i]);
     }
-    L::look_up(book.threshold, L::pack(code), threshold);
+    L::look_up_packed(book.threshold, L::pack(code), threshold);
     LEANOPT_UNROLL
     for (int i = 0; i < 4; ++i) {
       code[i] = if_above(key[i], threshold[i], code[i] + ints<V>(1u), code[i]);

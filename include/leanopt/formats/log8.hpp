@@ -9,7 +9,7 @@
 // positive second moment never becomes zero.
 #pragma once
 
-#include <leanopt/core/lane.hpp>
+#include <leanopt/core/random.hpp>
 #include <leanopt/core/slot.hpp>
 
 #include <cstdint>
@@ -31,7 +31,6 @@ struct log8_blocks {
   using header = std::uint16_t;
   /// 2^127, whose sum with a base could overflow: what a block cannot hold, as bits.
   static constexpr std::uint32_t large = 0x7f000000;
-  static constexpr bool raises = true;
 
   /// How to read and write the codes of one slot of one block.
   struct scale {
@@ -70,13 +69,27 @@ struct log8_blocks {
   template <values Range, class V>
   LEANOPT_HD static ints<V> encode(const scale& s, const V& x, const ints<V>& random) {
     using I = ints<V>;
-    const I base(s.base), dither = random >> (32 - s.shift);
-    if constexpr (Range == values::non_negative) {
-      return (bits(x + real(base)) + dither - base) >> s.shift;
-    } else {
-      const I magnitude = bits(abs(x) + real(base));
-      return ((magnitude + dither - base) >> s.shift) | ((bits(x) >> 24) & I(128u));
-    }
+    const I magnitude = from_zero<Range>(s, x, random) - I(s.base >> s.shift);
+    if constexpr (Range == values::non_negative)
+      return max(magnitude, min(bits(x), I(1u)));
+    else
+      return magnitude | ((bits(x) >> 24) & I(128u));
+  }
+  /// The same for the bytes of four registers.
+  template <class V>
+  static constexpr bool packs = lane_traits<V>::narrows;
+  template <values Range, class V, class Packed>
+  LEANOPT_INLINE static void encode(const scale& s, const V (&x)[4], lattice<V>& draw,
+                                    Packed& code) {
+    using L = lane_traits<V>;
+    ints<V> all[4];
+    LEANOPT_UNROLL
+    for (int i = 0; i < 4; ++i) all[i] = from_zero<Range>(s, x[i], draw.next());
+    const Packed magnitude = L::narrow(all, s.base >> s.shift);
+    if constexpr (Range == values::non_negative)
+      code = max(magnitude, L::ones(x));
+    else
+      code = magnitude | L::signs(x);
   }
 
   /// Bit patterns of the largest magnitude, and for a non-negative slot of the smallest positive
@@ -119,21 +132,18 @@ struct log8_blocks {
     });
   }
 
-  // A rare repair, per value; the engines keep it out of the hot loop.
-
-  /// The value of code 1: nothing positive is stored below it, so nothing positive becomes zero.
-  LEANOPT_HD static float floor(const scale& s) {
-    return (scalar<float>(real(s.base + (1u << s.shift))) - scalar<float>(real(s.base))).v;
-  }
-  LEANOPT_HD static bool needs_raise(const range<scalar<float>>& r, const scale& s) {
-    return r.smallest != ~0u && r.smallest + 1 < bits(floor(s));
-  }
-  LEANOPT_HD static float raise(float x, const scale& s) {
-    return x > 0 && x < floor(s) ? floor(s) : x;
-  }
-
  private:
   static constexpr std::uint32_t sign = 0x80000000u;
+
+  /// The code of |x| counted from where zero is instead of the base.
+  template <values Range, class V>
+  LEANOPT_HD static ints<V> from_zero(const scale& s, const V& x, const ints<V>& random) {
+    const V base = real(ints<V>(s.base));
+    const ints<V> dither = random >> (32 - s.shift);
+    V magnitude = x;
+    if constexpr (Range == values::any) magnitude = abs(x);
+    return (bits(magnitude + base) + dither) >> s.shift;
+  }
 
   /// The smallest base whose top code holds `largest` with the largest random addend. The first
   /// guess lacks the base that the sum will carry; 5 steps more than it are enough for every M.

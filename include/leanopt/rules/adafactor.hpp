@@ -95,13 +95,27 @@ struct adafactor_formula {
 
   template <class V, class T>
   LEANOPT_HD static void apply(const coeffs<T>& c, V& p, const V& g, V* s, const V& x) {
-    const V u = V(c.scale) * (g * x);
     if constexpr (First_moment) {
-      s[0] = fma(u - s[0], V(c.one_minus_beta1), s[0]);
-      p = fma(p, V(c.keep), -s[0]);
+      advance(c, p, g, s, x);
+      move(c, p, s);
     } else {
-      p = fma(p, V(c.keep), -u);
+      p = fma(p, V(c.keep), -update(c, g, x));
     }
+  }
+  /// Its halves where there is a first moment: first that, then from it the parameter.
+  template <class V, class T>
+  LEANOPT_HD static void advance(const coeffs<T>& c, const V&, const V& g, V* s, const V& x) {
+    s[0] = fma(update(c, g, x) - s[0], V(c.one_minus_beta1), s[0]);
+  }
+  template <class V, class T>
+  LEANOPT_HD static void move(const coeffs<T>& c, V& p, const V* s) {
+    p = fma(p, V(c.keep), -s[0]);
+  }
+
+ private:
+  template <class V, class T>
+  LEANOPT_HD static V update(const coeffs<T>& c, const V& g, const V& x) {
+    return V(c.scale) * (g * x);
   }
 };
 

@@ -37,7 +37,13 @@ struct adam_formula {
   using coeffs = adam_coeffs<T>;
 
   template <class V, class T>
-  LEANOPT_HD static void apply(const coeffs<T>& c, V& p, const V& gradient, V* s) {
+  LEANOPT_HD static void apply(const coeffs<T>& c, V& p, const V& g, V* s) {
+    advance(c, p, g, s);
+    move(c, p, s);
+  }
+  /// Its halves: first the moments, then from them the parameter.
+  template <class V, class T>
+  LEANOPT_HD static void advance(const coeffs<T>& c, const V& p, const V& gradient, V* s) {
     V &m = s[0], &v = s[1];
     V g = gradient;  // where it is maximized, of the other sign: as is its decay
     // Not where decay is 0, which would make NaN of Inf. By its bits: in a loop a comparison of
@@ -47,9 +53,12 @@ struct adam_formula {
     m = fma(fma(g, V(c.sign), -m), V(c.one_minus_beta1), m);
     v = fma(v, V(c.beta2), V(c.one_minus_beta2) * g * g);
     if constexpr (Amsgrad) s[2] = max(s[2], v);
+  }
+  template <class V, class T>
+  LEANOPT_HD static void move(const coeffs<T>& c, V& p, const V* s) {
     const V root = sqrt(s[slot_count - 1]);
     const V denominator = fma(root, V(c.inv_root_correction2), V(c.eps));
-    p = fma(p, V(c.keep), -divide(V(c.step) * m, denominator));
+    p = fma(p, V(c.keep), -divide(V(c.step) * s[0], denominator));
   }
 };
 

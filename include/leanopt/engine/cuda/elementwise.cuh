@@ -329,7 +329,7 @@ class coded_slots {
       });
       if (layout::blocks > 1) any = __any_sync(all_lanes, any);
       if (any) large = repair(m, found);  // the warp as one
-      close(m, found);
+      close(found);
     }
     each<S>([&](auto k) LEANOPT_LAMBDA {
       words<8> codes;
@@ -413,8 +413,8 @@ class coded_slots {
     });
     return large;
   }
-  /// Scales and headers, and what the format raises.
-  __device__ __forceinline__ void close(moments& m, const range (&found)[S][layout::packs]) {
+  /// Scales and headers.
+  __device__ __forceinline__ void close(const range (&found)[S][layout::packs]) {
     LEANOPT_UNROLL
     for (int h = 0; h < layout::packs; ++h) {
       range of_block[S];
@@ -428,14 +428,6 @@ class coded_slots {
         scale_[k][h] = now[k];
         if (lane_of_thread() % layout::threads == 0 && is_there(h))
           static_cast<header*>(global(at_.headers[k]))[block(h)] = Format::close(now[k]);
-        if constexpr (Format::raises) {
-          if (Formula::slots[k].range == values::non_negative &&
-              Format::needs_raise(of_block[k], now[k])) {
-            LEANOPT_UNROLL
-            for (int i = h * layout::width; i < (h + 1) * layout::width; ++i)
-              m[k].v[i] = Format::raise(m[k].v[i], now[k]);
-          }
-        }
       });
     }
   }
