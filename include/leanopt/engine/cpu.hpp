@@ -357,6 +357,22 @@ LEANOPT_INLINE void advance(const typename Formula::template coeffs<T>& c, const
     Formula::advance(c, p, g, s);
 }
 
+/// f(input) for a stage of n elements; input(j, load) gives the inputs from element j on, which
+/// `load` reads. Those of a full stage in one row are computed on the way, others before, in
+/// `room`.
+template <class V, class T, class Inputs, class F>
+LEANOPT_INLINE void with_inputs(const Inputs& in, std::size_t first, std::size_t n, T* room, F f) {
+  const auto row = in.row_of(first, n);
+  if (row && n == stage) {  // there are no lanes without a number, which could be NaN
+    const V factor(row.factor);
+    f([&](std::size_t j, auto load)
+          LEANOPT_LAMBDA { return in.of_factors(factor, load(row.columns + j)); });
+  } else {
+    in.template fill<V>(room, first, n);
+    f([&](std::size_t j, auto load) LEANOPT_LAMBDA { return load(room + j); });
+  }
+}
+
 /// Formats without blocks.
 template <class Formula, class T>
 struct stream {
@@ -377,30 +393,40 @@ struct stream {
       const std::size_t m = std::min(chunk, t.elements - at), full = m - m % N;
       const operands_view<T> x =
           t.in_place() ? operands_view<T>{t.p + at, t.g + at} : t.through->open(t.first + at, m);
-      if constexpr (inputs::present) in.template fill<V>(input, t.first + at, m);
       T before[S ? S : 1][stage];
       if (__builtin_expect(x.kept != nullptr, 0))
         for (int k = 0; k < S; ++k) std::copy_n(t.slots[k] + at, m, before[k]);
-      const auto move = [&](std::size_t j, auto load, auto store) LEANOPT_LAMBDA {
-        const std::size_t i = at + j;
-        V p = load(x.p + j), moments[S ? S : 1];
-        each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = load(t.slots[k] + i); });
-        apply<Formula, T, V>(c, p, load(x.g + j), moments, input + (inputs::present ? j : 0));
-        each<S>([&](auto k) LEANOPT_LAMBDA { store(t.slots[k] + i, moments[k]); });
-        store(x.p + j, p);
+      // apply(p, g, moments, j, load) is the formula with its inputs from element j on.
+      const auto step = [&](auto apply) LEANOPT_LAMBDA {
+        const auto move = [&](std::size_t j, auto load, auto store) LEANOPT_LAMBDA {
+          const std::size_t i = at + j;
+          V p = load(x.p + j), moments[S ? S : 1];
+          each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = load(t.slots[k] + i); });
+          apply(p, load(x.g + j), moments, j, load);
+          each<S>([&](auto k) LEANOPT_LAMBDA { store(t.slots[k] + i, moments[k]); });
+          store(x.p + j, p);
+        };
+        for (std::size_t j = 0; j < full; j += N)
+          move(
+              j, [](const T* y) LEANOPT_LAMBDA { return L::load(y); },
+              [](T* y, const V& v) LEANOPT_LAMBDA { L::store(y, v); });
+        if (const std::size_t rest = m - full)
+          move(
+              full, [&](const T* y) LEANOPT_LAMBDA { return L::load_some(y, rest); },
+              [&](T* y, const V& v) LEANOPT_LAMBDA { L::store_some(y, v, rest); });
       };
       if (inputs::present && m == stage && t.in_place()) {
         prefetch(x.p + 2 * stage);
         prefetch(x.g + 2 * stage);
       }
-      for (std::size_t j = 0; j < full; j += N)
-        move(
-            j, [](const T* y) LEANOPT_LAMBDA { return L::load(y); },
-            [](T* y, const V& v) LEANOPT_LAMBDA { L::store(y, v); });
-      if (const std::size_t rest = m - full)
-        move(
-            full, [&](const T* y) LEANOPT_LAMBDA { return L::load_some(y, rest); },
-            [&](T* y, const V& v) LEANOPT_LAMBDA { L::store_some(y, v, rest); });
+      if constexpr (inputs::present)
+        with_inputs<V>(in, t.first + at, m, input, [&](auto get) LEANOPT_LAMBDA {
+          step([&](V& p, const V& g, V* s, std::size_t j, auto load)
+                   LEANOPT_LAMBDA { Formula::apply(c, p, g, s, get(j, load)); });
+        });
+      else
+        step([&](V& p, const V& g, V* s, std::size_t, auto)
+                 LEANOPT_LAMBDA { Formula::apply(c, p, g, s); });
       if (__builtin_expect(x.kept != nullptr, 0))
         for (int k = 0; k < S; ++k)
           for (std::size_t j = 0; j < m; ++j)
@@ -977,17 +1003,36 @@ struct square_sum {
         n, [&](std::size_t at, std::size_t m) LEANOPT_LAMBDA { return L::load_some(x + at, m); });
   }
 };
+/// The same of parameters and of their updates before they are clipped, stage by stage.
 template <class T, class Inputs>
-struct update_sum {
+struct update_sums {
+  struct result {
+    double parameter = 0, update = 0;
+  };
   template <int Width>
-  LEANOPT_INLINE static double run(const T* g, std::size_t first, std::size_t n, const Inputs& in) {
+  LEANOPT_INLINE static result run(const T* p, const T* g, std::size_t first, std::size_t n,
+                                   const Inputs& in) {
     using V = lanes_of<Width, T>;
     using L = lane_traits<V>;
     alignas(64) T input[stage];
-    in.template fill<V>(input, first, n);
-    return sum_of_squares<V>(n, [&](std::size_t at, std::size_t m) LEANOPT_LAMBDA {
-      return L::load_some(g + at, m) * L::load_some(input + at, m);
-    });
+    result sums;
+    for (std::size_t i = 0; i < n; i += stage, p += stage, g += stage) {
+      const std::size_t m = std::min(stage, n - i);
+      if (m == stage) {
+        prefetch(p + 2 * stage);
+        prefetch(g + 2 * stage);
+      }
+      sums.parameter += sum_of_squares<V>(m, [&](std::size_t at, std::size_t some) LEANOPT_LAMBDA {
+        return L::load_some(p + at, some);
+      });
+      with_inputs<V>(in, first + i, m, input, [&](auto get) LEANOPT_LAMBDA {
+        sums.update += sum_of_squares<V>(m, [&](std::size_t at, std::size_t some) LEANOPT_LAMBDA {
+          const auto load = [&](const T* x) LEANOPT_LAMBDA { return L::load_some(x, some); };
+          return load(g + at) * get(at, load);
+        });
+      });
+    }
+    return sums;
   }
 };
 /// Sums of squares along `rows` rows of n columns, added to row[] and column[].
@@ -996,20 +1041,38 @@ struct matrix_sums {
   template <int Width>
   LEANOPT_INLINE static void run(const T* g, std::size_t rows, std::size_t stride, std::size_t n,
                                  double* row, T* column) {
+    constexpr std::size_t together = 4;  // column sums are read and written once for so many rows
+    std::size_t r = 0;
+    for (; r + together <= rows; r += together)
+      add<Width, together>(g + r * stride, stride, n, row + r, column);
+    for (; r < rows; ++r) add<Width, 1>(g + r * stride, stride, n, row + r, column);
+  }
+
+ private:
+  template <int Width, int Rows>
+  LEANOPT_INLINE static void add(const T* g, std::size_t stride, std::size_t n, double* row,
+                                 T* column) {
     using V = lanes_of<Width, T>;
     using L = lane_traits<V>;
-    for (std::size_t r = 0; r < rows; ++r, g += stride)
-      for (std::size_t at = 0; at < n; at += stage) {
-        const T* x = g + at;
-        T* sums = column + at;
-        const std::size_t m = std::min(stage, n - at);
-        if (m == stage) prefetch(x + stride);
-        row[r] += sum_of_squares<V>(m, [&](std::size_t i, std::size_t some) LEANOPT_LAMBDA {
-          const V value = L::load_some(x + i, some);
-          L::store_some(sums + i, L::load_some(sums + i, some) + value * value, some);
-          return value;
-        });
-      }
+    constexpr std::size_t N = L::count, count = sixteen_sums<V>::count;
+    for (std::size_t at = 0; at < n; at += stage) {
+      const std::size_t m = std::min(stage, n - at), full = m / count * count;
+      sixteen_sums<V> sums[Rows];
+      const auto add_at = [&](std::size_t i, std::size_t k, std::size_t some) LEANOPT_LAMBDA {
+        V in_column = L::load_some(column + at + i, some);
+        LEANOPT_UNROLL
+        for (int r = 0; r < Rows; ++r) {
+          const V x = L::load_some(g + r * stride + at + i, some), square = x * x;
+          sums[r].part[k] = sums[r].part[k] + square;
+          in_column = in_column + square;
+        }
+        L::store_some(column + at + i, in_column, some);
+      };
+      for (std::size_t i = 0; i < full; i += count) LEANOPT_UNROLL
+      for (std::size_t k = 0; k < count / N; ++k) add_at(i + k * N, k, N);
+      for (std::size_t i = full; i < m; i += N) add_at(i, (i - full) / N, std::min(N, m - i));
+      for (int r = 0; r < Rows; ++r) row[r] += sums[r].total();
+    }
   }
 };
 template <class Rule, class T>
@@ -1028,29 +1091,42 @@ struct track_variance {
   }
 };
 
-/// f(numbers, i, n, marks) for elements [first, last) of x as arrays of T, at most 256 at a time.
-/// Where `skips`, numbers that are not finite are 0 and marked; `marks` is null where all are.
-template <class T, class Weights, class Square = T, class F>
-void each_stage(level l, const operand& x, std::size_t first, std::size_t last, bool skips, F f) {
-  alignas(64) T copy[stage];
-  bool marks[stage];
-  for (std::size_t i = first; i < last; i += stage) {
-    const std::size_t n = std::min(stage, last - i);
-    const T* numbers = static_cast<const T*>(x.data) + i;
-    if (in_place<T>(x)) {
-      if (n == stage) prefetch(numbers + 4 * stage);
+/// The numbers of a stage of x as an array of T. Where `skips`, those that are not finite are 0 and
+/// marked; marks() is null where all are.
+template <class T, class Weights, class Square = T>
+class stage_of {
+ public:
+  stage_of(level l, const operand& x, bool skips) : level_(l), x_(x), skips_(skips) {}
+  /// Of elements [i, i + n), until the next call.
+  const T* read(std::size_t i, std::size_t n) {
+    const T* numbers = static_cast<const T*>(x_.data) + i;
+    if (in_place<T>(x_)) {
+      if (n == stage) prefetch(numbers + 2 * stage);
     } else {
-      read<T, Weights>(l, x, i, n, copy);
-      numbers = copy;
+      cpu::read<T, Weights>(level_, x_, i, n, copy_);
+      numbers = copy_;
     }
-    const bool bad = skips && has_bad<Square>(l, numbers, n);
-    if (__builtin_expect(bad, 0)) {
-      if (numbers != copy) std::copy_n(numbers, n, copy);
-      gradient_check<T, Square>::clear(copy, n, marks);
-      numbers = copy;
+    bad_ = skips_ && has_bad<Square>(level_, numbers, n);
+    if (__builtin_expect(bad_, 0)) {
+      if (numbers != copy_) std::copy_n(numbers, n, copy_);
+      gradient_check<T, Square>::clear(copy_, n, marks_);
+      numbers = copy_;
     }
-    f(numbers, i, n, bad ? marks : nullptr);
+    return numbers;
   }
+  const bool* marks() const { return bad_ ? marks_ : nullptr; }
+
+ private:
+  level level_;
+  const operand& x_;
+  bool skips_, bad_ = false;
+  alignas(64) T copy_[stage];
+  bool marks_[stage];
+};
+/// f(i, n) for stages of elements [first, last).
+template <class F>
+void each_stage(std::size_t first, std::size_t last, F f) {
+  for (std::size_t i = first; i < last; i += stage) f(i, std::min(stage, last - i));
 }
 
 }  // namespace detail
@@ -1058,17 +1134,6 @@ void each_stage(level l, const operand& x, std::size_t first, std::size_t last, 
 constexpr std::size_t unit = cut::unit;
 using leanopt::units_of;
 
-/// The sum over unit u of what `sum_of(values, first, n)` gives for at most 256 elements at a time.
-template <class T, class Weights, class F>
-double sum_of_unit(level l, const operand& x, std::size_t elements, bool skips, std::size_t u,
-                   F sum_of) {
-  double sum = 0;
-  detail::each_stage<T, Weights>(l, x, u * unit, std::min(elements, (u + 1) * unit), skips,
-                                 [&](const T* values, std::size_t i, std::size_t n, const bool*) {
-                                   sum += sum_of(values, i, n);
-                                 });
-  return sum;
-}
 /// Root of the mean of sums per unit, added in one order whatever the number of threads.
 inline double root_mean(const double* sums, std::size_t elements) {
   const float_environment guard;
@@ -1076,20 +1141,21 @@ inline double root_mean(const double* sums, std::size_t elements) {
   for (std::size_t u = 0; u < units_of(elements); ++u) sum += sums[u];
   return std::sqrt(sum / double(elements));
 }
-template <class T>
-auto sum_of_squares_at(level l) {
-  return [l](const T* values, std::size_t, std::size_t n) {
-    return detail::launch<detail::square_sum<T>, detail::widest<T>>(l, values, n);
-  };
-}
 /// Root of the mean square of a tensor; `sums` has one number per unit.
 template <class T, class Weights, class For>
 double root_mean_square(level l, const operand& x, std::size_t elements, double* sums,
                         For for_units) {
   for_units(units_of(elements), [&](std::size_t begin, std::size_t end) {
     const float_environment guard;
-    for (std::size_t u = begin; u < end; ++u)
-      sums[u] = sum_of_unit<T, Weights>(l, x, elements, false, u, sum_of_squares_at<T>(l));
+    detail::stage_of<T, Weights> numbers(l, x, false);
+    for (std::size_t u = begin; u < end; ++u) {
+      sums[u] = 0;
+      detail::each_stage(
+          u * unit, std::min(elements, (u + 1) * unit), [&](std::size_t i, std::size_t n) {
+            sums[u] +=
+                detail::launch<detail::square_sum<T>, detail::widest<T>>(l, numbers.read(i, n), n);
+          });
+    }
   });
   return root_mean(sums, elements);
 }
@@ -1155,9 +1221,11 @@ class matrix_passes {
     if (t_.variance) {
       for_units(units_of(t_.elements), [&](std::size_t begin, std::size_t end) {
         const float_environment guard;
-        detail::each_stage<T, weights::plain>(
-            level_, t_.g, begin * unit, std::min(t_.elements, end * unit), skips(),
-            [&](const T* g, std::size_t i, std::size_t n, const bool* kept) {
+        detail::stage_of<T, weights::plain> gradient(level_, t_.g, skips());
+        detail::each_stage(
+            begin * unit, std::min(t_.elements, end * unit), [&](std::size_t i, std::size_t n) {
+              const T* g = gradient.read(i, n);
+              const bool* kept = gradient.marks();
               T *v = static_cast<T*>(t_.variance) + i, before[stage];
               if (kept) std::copy_n(v, n, before);
               detail::launch<detail::track_variance<Rule, T>, level::avx2>(level_, c_, g, v, n);
@@ -1183,18 +1251,32 @@ class matrix_passes {
   /// Of the parameter and of the update, before it is clipped.
   template <class For>
   root_mean_squares_t root_mean_squares(For for_units) {
-    const auto of_parameter = sum_of_squares_at<T>(level_);
-    const auto of_update = [&](const T* g, std::size_t i, std::size_t n) {
-      using kernel = detail::update_sum<T, inputs>;
-      return detail::launch<kernel, detail::widest<T>>(level_, g, i, n, inputs_);
+    using kernel = detail::update_sums<T, inputs>;
+    const auto sums_of = [&](const T* p, const T* g, std::size_t i, std::size_t n) {
+      return detail::launch<kernel, detail::widest<T>>(level_, p, g, i, n, inputs_);
     };
     const std::size_t n = t_.elements;
     double* const updates = sums_ + units_of(n);
     for_units(units_of(n), [&](std::size_t begin, std::size_t end) {
       const float_environment guard;
+      detail::stage_of<T, Weights> parameter(level_, t_.p, false);
+      detail::stage_of<T, weights::plain> gradient(level_, t_.g, skips());
+      const bool as_they_are = in_place<T>(t_.p) && in_place<T>(t_.g) && !skips();
       for (std::size_t u = begin; u < end; ++u) {
-        sums_[u] = sum_of_unit<T, Weights>(level_, t_.p, n, false, u, of_parameter);
-        updates[u] = sum_of_unit<T, weights::plain>(level_, t_.g, n, skips(), u, of_update);
+        const std::size_t first = u * unit, last = std::min(n, first + unit);
+        typename kernel::result sums;
+        if (as_they_are) {
+          sums = sums_of(static_cast<const T*>(t_.p.data) + first,
+                         static_cast<const T*>(t_.g.data) + first, first, last - first);
+        } else {
+          detail::each_stage(first, last, [&](std::size_t i, std::size_t m) {
+            const auto some = sums_of(parameter.read(i, m), gradient.read(i, m), i, m);
+            sums.parameter += some.parameter;
+            sums.update += some.update;
+          });
+        }
+        sums_[u] = sums.parameter;
+        updates[u] = sums.update;
       }
     });
     return {root_mean(sums_, n), root_mean(updates, n)};
@@ -1212,7 +1294,7 @@ class matrix_passes {
  private:
   using inputs = typename Rule::template formula<true>::template inputs<T>;
   using number = scalar<T>;
-  static constexpr std::size_t chunk_rows = cut::rows, tile = 2048;
+  static constexpr std::size_t chunk_rows = cut::rows, tile = 8192;
 
   static std::size_t chunks(const matrix_step& t) { return (t.rows + chunk_rows - 1) / chunk_rows; }
   static std::size_t partials(const matrix_step& t) {

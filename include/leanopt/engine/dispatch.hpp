@@ -182,11 +182,13 @@ inline bool has_bad_number(const at::Tensor& x, double factor, bool float_square
     for_units(cpu::units_of(elements), 4, [&](std::size_t begin, std::size_t end) {
       const cpu::float_environment guard;
       const auto look = [&](auto square) {
-        cpu::detail::each_stage<T, weights::plain, decltype(square)>(
-            level_from_environment(), all, begin * cpu::unit, std::min(elements, end * cpu::unit),
-            true, [&](const T*, std::size_t, std::size_t, const bool* bad) {
-              if (bad) found = true;
-            });
+        cpu::detail::stage_of<T, weights::plain, decltype(square)> numbers(level_from_environment(),
+                                                                           all, true);
+        cpu::detail::each_stage(begin * cpu::unit, std::min(elements, end * cpu::unit),
+                                [&](std::size_t i, std::size_t n) {
+                                  numbers.read(i, n);
+                                  if (numbers.marks()) found = true;
+                                });
       };
       float_squares ? look(float()) : look(T());
     });

@@ -45,6 +45,18 @@ struct inverse_roots {
     return min(V(limit), divide(V(T(1)), sqrt(v)));
   }
 
+  struct row_t {
+    T factor;
+    const T* columns = nullptr;  ///< where the factors of the columns stand
+    LEANOPT_HD explicit operator bool() const { return columns != nullptr; }
+  };
+  /// The row of n elements from `first` on, if it is one.
+  LEANOPT_HD row_t row_of(std::size_t first, std::size_t n) const {
+    if (variance) return {};
+    const std::size_t r = first / columns, c = first % columns;
+    if (n > columns - c) return {};
+    return {row[r], column + r / rows * columns + c};
+  }
   /// out[0 ... n) for the elements from `first` on.
   template <class V>
   LEANOPT_HD void fill(T* out, std::size_t first, std::size_t n) const {
