@@ -235,23 +235,21 @@ class optimizer : public detail::front {
   void prepare(const std::vector<detail::plan*>& plans) {
     using key = std::tuple<const OptimizerOptions*, std::int64_t, double, bool>;
     key last{};
-    prepared_.clear();
+    std::size_t used = 0;
     for (detail::plan* x : plans) {
       engine::tensor_job& job = x->job;
       job.step = steps(*x->state) + 1;
       if (const key mine{x->options, job.step, job.epsilon, is_double(*x)}; mine != last) {
         const auto& o = static_cast<const Options&>(*x->options);
-        auto& [single, twofold] = prepared_.emplace_back();
+        if (used == prepared_.size()) prepared_.push_back(std::make_unique<both>());
+        auto& [single, twofold] = *prepared_[used++];
         is_double(*x) ? prepare<double>(o, job, twofold) : prepare<float>(o, job, single);
         last = mine;
       }
-      x->coeffs = prepared_.size() - 1;
+      const auto& [single, twofold] = *prepared_[used - 1];
+      job.coeffs = is_double(*x) ? static_cast<const void*>(&twofold) : &single;
       point_to_gradient(*x);
       if constexpr (needs_key) job.work.key = key_of(*x->state, job.step, x->seed);
-    }
-    for (detail::plan* x : plans) {  // which stay where they are now
-      const auto& [single, twofold] = prepared_[x->coeffs];
-      x->job.coeffs = is_double(*x) ? static_cast<const void*>(&twofold) : &single;
     }
   }
   template <class T>
@@ -339,9 +337,9 @@ class optimizer : public detail::front {
   static constexpr bool needs_key = Format::random || Weights::random;
 
   // Of elementwise rules and of tensor rules: lists that keep their memory from step to step.
-  std::vector<
-      std::pair<typename Rule::template prepared<float>, typename Rule::template prepared<double>>>
-      prepared_;
+  using both =
+      std::pair<typename Rule::template prepared<float>, typename Rule::template prepared<double>>;
+  std::vector<std::unique_ptr<both>> prepared_;
   engine::elementwise_work elements_;
   engine::tensor_work tensors_;
   engine::scratch_memory scratch_;
