@@ -146,6 +146,21 @@ struct widen {
       to[i] = Weights::template read<Bits, S>(from[i], load_residual<S>(rest, i)).v;
   }
 };
+/// The random word of the weights from element `first` on, in its stage.
+template <bool Random>
+LEANOPT_INLINE std::uint32_t weight_word(std::uint64_t key, std::size_t first) {
+  return Random ? random_word(key, first / stage, weight_stream) : 0;
+}
+
+/// What a pointer to residual bits becomes i elements on.
+template <class Residual>
+LEANOPT_INLINE Residual* advanced(Residual* rest, [[maybe_unused]] std::size_t i) {
+  if constexpr (std::is_void_v<Residual>)
+    return rest;
+  else
+    return rest + i;
+}
+
 /// `word` and `first` start the random bits.
 template <class Bits, class Weights>
 struct narrow {
@@ -161,8 +176,7 @@ struct narrow {
     convert<V>(from, to, rest, 0, full, word, first);
     convert<scalar<float>>(from, to, rest, full, n, word, first);
   }
-
- private:
+  /// The same for elements [begin, end), whole groups of registers.
   template <class V>
   LEANOPT_INLINE static void convert(const float* from, std::uint16_t* to,
                                      [[maybe_unused]] residual* rest, std::size_t begin,
@@ -211,10 +225,7 @@ void with_bits(number type, F f) {
 template <class Weights>
 auto residual_at([[maybe_unused]] const operand& x, [[maybe_unused]] std::size_t i) {
   using residual = typename Weights::residual;
-  if constexpr (std::is_void_v<residual>)
-    return static_cast<void*>(nullptr);
-  else
-    return static_cast<residual*>(x.residual) + i;
+  return advanced(static_cast<residual*>(x.residual), i);
 }
 
 }  // namespace detail
@@ -251,7 +262,7 @@ void read(level l, const operand& x, std::size_t first, std::size_t n, T* out) {
 template <class T, class Weights>
 void write(level l, const operand& x, std::size_t first, std::size_t n, const T* in,
            std::uint64_t key) {
-  const std::uint32_t word = Weights::random ? random_word(key, first / stage, weight_stream) : 0;
+  const std::uint32_t word = detail::weight_word<Weights::random>(key, first);
   each_run(x.shape, first, n,
            [&](std::size_t i, std::int64_t at, std::size_t count, std::int64_t step) {
              const T* from = in + (i - first);
@@ -276,6 +287,11 @@ void write(level l, const operand& x, std::size_t first, std::size_t n, const T*
            });
 }
 
+/// Whether both are runs of bfloat16 numbers.
+inline bool are_bfloat16(const operand& p, const operand& g) {
+  return p.is_run() && g.is_run() && p.type == number::bfloat16 && g.type == number::bfloat16 &&
+         g.factor == 1;
+}
 /// Whether the engine may work on x in place, as an array of T.
 template <class T>
 bool in_place(const operand& x) {
@@ -288,9 +304,48 @@ bool in_place(const operand& x) {
 /// The parameters and gradients that a kernel steps together.
 template <class T>
 struct operands_view {
+  using word = T;
+  static constexpr bool converts = false;
   T* p = nullptr;
   const T* g = nullptr;
   const bool* kept = nullptr;  ///< elements whose moments stay as they are, if there are any
+
+  template <class V>
+  LEANOPT_INLINE V load_p(std::size_t i) const {
+    return lane_traits<V>::load(p + i);
+  }
+  template <class V>
+  LEANOPT_INLINE V load_g(std::size_t i) const {
+    return lane_traits<V>::load(g + i);
+  }
+};
+/// The same of bfloat16 numbers, converted in the lane.
+template <class Weights>
+struct bfloat16_view {
+  using word = std::uint16_t;
+  static constexpr bool converts = true;
+  static constexpr const bool* kept = nullptr;
+  std::uint16_t* p;
+  const std::uint16_t* g;
+  typename Weights::residual* rest;
+
+  template <class V>
+  LEANOPT_INLINE V load_p(std::size_t i) const {
+    return Weights::template read<bfloat16_bits, V>(lane_traits<V>::load_words(p + i),
+                                                    detail::load_residual<V>(rest, i));
+  }
+  template <class V>
+  LEANOPT_INLINE V load_g(std::size_t i) const {
+    return bfloat16_bits::widen<V>(lane_traits<V>::load_words(g + i));
+  }
+  /// n parameters from float32, of which the first is element `first` of the tensor.
+  template <class V>
+  LEANOPT_INLINE void write(std::uint64_t key, std::size_t first, std::size_t n,
+                            const float* from) const {
+    detail::narrow<bfloat16_bits, Weights>::template convert<V>(
+        from, p, rest, 0, n, detail::weight_word<Weights::random>(key, first),
+        std::uint32_t(first % stage));
+  }
 };
 /// How a kernel gets at those that it cannot step where they are: a stage or less at a time.
 template <class T>
@@ -309,6 +364,7 @@ class passage {
 /// format's block; all pointers stand there already.
 template <class T, class Format, int Slots>
 struct piece {
+  using view = operands_view<T>;
   T* p;
   const T* g;
   typename Format::template stored<T>* slots[Slots ? Slots : 1];
@@ -319,6 +375,23 @@ struct piece {
   passage<T>* through = nullptr;  ///< to p and g, where they are not arrays of T
 
   bool in_place() const { return through == nullptr; }
+  LEANOPT_INLINE view at(std::size_t i) const { return {p + i, g + i}; }
+};
+/// The same of bfloat16 numbers, whole stages of them.
+template <class Weights, class Format, int Slots>
+struct bfloat16_piece {
+  using view = bfloat16_view<Weights>;
+  view numbers;
+  typename Format::template stored<float>* slots[Slots ? Slots : 1];
+  typename Format::header* headers[Slots ? Slots : 1];
+  std::size_t elements;
+  std::size_t first;
+  std::uint64_t key;
+
+  static constexpr bool in_place() { return true; }
+  LEANOPT_INLINE view at(std::size_t i) const {
+    return {numbers.p + i, numbers.g + i, detail::advanced(numbers.rest, i)};
+  }
 };
 
 namespace detail {
@@ -391,8 +464,7 @@ struct stream {
     const std::size_t chunk = inputs::present || !t.in_place() ? stage : t.elements;
     for (std::size_t at = 0; at < t.elements; at += chunk) {
       const std::size_t m = std::min(chunk, t.elements - at), full = m - m % N;
-      const operands_view<T> x =
-          t.in_place() ? operands_view<T>{t.p + at, t.g + at} : t.through->open(t.first + at, m);
+      const operands_view<T> x = t.in_place() ? t.at(at) : t.through->open(t.first + at, m);
       T before[S ? S : 1][stage];
       if (__builtin_expect(x.kept != nullptr, 0))
         for (int k = 0; k < S; ++k) std::copy_n(t.slots[k] + at, m, before[k]);
@@ -432,6 +504,28 @@ struct stream {
           for (std::size_t j = 0; j < m; ++j)
             if (x.kept[j]) t.slots[k][at + j] = before[k][j];
       if (!t.in_place()) t.through->close();
+    }
+  }
+
+  template <int Width, class Weights, class Format>
+  LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& coeffs,
+                                 const bfloat16_piece<Weights, Format, S>& piece_, const inputs&) {
+    using V = lanes_of<Width, T>;
+    using L = lane_traits<V>;
+    constexpr std::size_t N = L::count;
+    const auto c = coeffs;
+    const auto t = piece_;
+    for (std::size_t at = 0; at < t.elements; at += stage) {
+      const auto x = t.at(at);
+      alignas(64) T room[stage];
+      for (std::size_t j = 0; j < stage; j += N) {
+        V p = x.template load_p<V>(j), moments[S ? S : 1];
+        each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = L::load(t.slots[k] + at + j); });
+        Formula::apply(c, p, x.template load_g<V>(j), moments);
+        each<S>([&](auto k) LEANOPT_LAMBDA { L::store(t.slots[k] + at + j, moments[k]); });
+        L::store(room + j, p);
+      }
+      x.template write<V>(t.key, t.first + at, stage, room);
     }
   }
 };
@@ -520,12 +614,13 @@ struct blocks {
   static constexpr bool moves_late = std::is_same_v<T, float> && has_halves<Formula, T>;
 
   /// A block on its way between functions of the same Width.
-  template <int Width>
+  template <int Width, class View>
   struct pending {
     alignas(64) float moments[S][B];
     range_of<lanes_of<Width, float>> ranges[S];
-    operands_view<T> x;
-    stored* codes[S];  ///< the old ones until encode()
+    View x;
+    alignas(64) float room[View::converts ? B : 1];  ///< for parameters in float32
+    stored* codes[S];                                ///< the old ones until encode()
     header* headers[S];
     std::size_t block;
     // From fit() on:
@@ -533,20 +628,26 @@ struct blocks {
     std::uint32_t random[S];
     // written out: an implicit constructor would not be inlined into code for the instruction set
     LEANOPT_INLINE pending() {}
+    LEANOPT_INLINE T* parameters() {
+      if constexpr (View::converts)
+        return room;
+      else
+        return x.p;
+    }
   };
 
   /// Moves the moments of a full block, of which n elements count, and the parameters that do not
   /// move late.
-  template <int Width>
+  template <int Width, class View>
   LEANOPT_INLINE static void step(const coeffs& c, const inputs& in, std::size_t n,
-                                  pending<Width>& next) {
+                                  pending<Width, View>& next) {
     using F = lanes_of<Width, float>;
     using L = lane_traits<F>;
     using V = lanes_of<Width, T>;
     using D = lane_traits<V>;
     constexpr int N = L::count;
     float(&moments)[S][B] = next.moments;
-    const operands_view<T> x = next.x;  // local copies, as in run()
+    const View x = next.x;  // local copies, as in run()
     const stored* codes[S];
     alignas(64) T input[inputs::present ? B : 1] = {};
     if constexpr (inputs::present) in.template fill<V>(input, next.block * B, n);
@@ -577,17 +678,18 @@ struct blocks {
           s[k] = decode<F, Formula::slots[k].range>(old[k], codes[k] + j);
       });
       if constexpr (moves_late) {
-        const F w = L::load(x.p + j);
+        const F w = x.template load_p<F>(j);
+        if constexpr (View::converts) L::store(next.room + j, w);
         // a lost parameter has no say in headers
-        const F gradient = fma(w, F(0), L::load(x.g + j));
+        const F gradient = fma(w, F(0), x.template load_g<F>(j));
         advance<Formula, T, F>(c, w, gradient, s, input + (inputs::present ? j : 0));
         each<S>([&](auto k) LEANOPT_LAMBDA { L::store(moments[k] + j, s[k]); });
       } else {  // widen the moments, compute in double, round them to float
         each<S>([&](auto k) LEANOPT_LAMBDA { L::store(moments[k] + j, s[k]); });
         for (int h = j; h < j + N; h += D::count) {
-          V w = D::load(x.p + h), wide[S];
+          V w = x.template load_p<V>(h), wide[S];
           each<S>([&](auto k) LEANOPT_LAMBDA { wide[k] = D::load(moments[k] + h); });
-          const V gradient = fma(w, V(0), D::load(x.g + h));
+          const V gradient = fma(w, V(0), x.template load_g<V>(h));
           apply<Formula, T, V>(c, w, gradient, wide, input + (inputs::present ? h : 0));
           D::store(x.p + h, w);
           each<S>([&](auto k) LEANOPT_LAMBDA { D::store(moments[k] + h, wide[k]); });
@@ -600,8 +702,8 @@ struct blocks {
     each<S>([&](auto k) LEANOPT_LAMBDA { next.ranges[k] = ranges[k]; });
   }
   /// Puts back the moments of the elements that a step leaves alone.
-  template <int Width>
-  [[gnu::noinline, gnu::cold]] static void restore(pending<Width>& next, range (&r)[S]) {
+  template <int Width, class View>
+  [[gnu::noinline, gnu::cold]] static void restore(pending<Width, View>& next, range (&r)[S]) {
     each<S>([&](auto k) {
       constexpr values signs = Formula::slots[k].range;
       const scale old = open(next.headers[k]);
@@ -614,24 +716,24 @@ struct blocks {
     });
   }
   /// The parameters from j to j + m of a block.
-  template <int Width>
-  LEANOPT_INLINE static void move(const coeffs& c, const pending<Width>& x, int j, int m) {
+  template <int Width, class View>
+  LEANOPT_INLINE static void move(const coeffs& c, pending<Width, View>& x, int j, int m) {
     using F = lanes_of<Width, float>;
     using L = lane_traits<F>;
     if constexpr (moves_late) {
+      T* const p = x.parameters();
 #pragma GCC unroll 4
       for (int i = j; i < j + m; i += L::count) {
-        F s[S], w = L::load(x.x.p + i);
+        F s[S], w = L::load(p + i);
         each<S>([&](auto k) LEANOPT_LAMBDA { s[k] = L::load(x.moments[k] + i); });
         Formula::move(c, w, s);
-        L::store(x.x.p + i, w);
+        L::store(p + i, w);
       }
     }
   }
-
   /// Scales and headers of a block from the ranges of its moments.
-  template <int Width>
-  LEANOPT_INLINE static void fit(std::uint64_t key, pending<Width>& next) {
+  template <int Width, class View>
+  LEANOPT_INLINE static void fit(std::uint64_t key, pending<Width, View>& next) {
     range found[S];
     each<S>([&](auto k) LEANOPT_LAMBDA { found[k] = next.ranges[k].reduced(); });
     if (__builtin_expect(next.x.kept != nullptr, 0)) restore(next, found);
@@ -640,7 +742,7 @@ struct blocks {
       each<S>([&](auto k) LEANOPT_LAMBDA {
         large |= is_large<Formula::slots[k].range>(found[k].largest, Format::large);
       });
-      if (__builtin_expect(large, 0)) repair(next.moments, next.x.p, found);
+      if (__builtin_expect(large, 0)) repair(next.moments, next.parameters(), found);
       Format::template fit<Formula>(found, next.now);
       each<S>([&](auto k) LEANOPT_LAMBDA { *next.headers[k] = Format::close(next.now[k]); });
     }
@@ -650,8 +752,8 @@ struct blocks {
 
   /// The codes of a block from its moments. before(j, m) is called on the way to the codes from j
   /// to j + m.
-  template <int Width, class Before>
-  LEANOPT_INLINE static void encode(pending<Width>& x, Before before) {
+  template <int Width, class View, class Before>
+  LEANOPT_INLINE static void encode(const pending<Width, View>& x, Before before) {
     using F = lanes_of<Width, float>;
     using L = lane_traits<F>;
     constexpr int N = L::count, G = Width == permuting ? 4 : L::group;
@@ -694,45 +796,49 @@ struct blocks {
     return copy;
   }
 
-  template <int Width>
-  LEANOPT_INLINE static void run(const coeffs& coeffs_, const piece<T, Format, S>& piece_,
-                                 const inputs& in) {
+  template <int Width, class Piece>
+  LEANOPT_INLINE static void run(const coeffs& coeffs_, const Piece& piece_, const inputs& in) {
+    using View = typename Piece::view;
+    constexpr bool always_in_place = !std::is_same_v<View, operands_view<T>>;
     const auto c = coeffs_;
     const auto t = piece_;
     constexpr std::size_t ahead = Width == 1 ? 0 : 4 * B;  // four blocks, as measured
     // A block's moments move, then the one before it is finished, and only then is it fitted: so
     // nothing waits for the long way from its ranges to its scales.
-    pending<Width> both[2], *next = both, *ready = both + 1;
+    pending<Width, View> both[2], *next = both, *ready = both + 1;
     T last_p[B], last_g[B], *last_to = nullptr;
     stored last[S][B];
     for (std::size_t i = 0; i < t.elements + B; i += B) {
       if (i < t.elements) {
         const std::size_t n = std::min(t.elements - i, std::size_t(B));
-        operands_view<T>& x = next->x;
-        x = t.in_place() ? operands_view<T>{t.p + i, t.g + i} : t.through->open(t.first + i, n);
+        View& x = next->x;
+        x = t.at(i);
         next->block = (t.first + i) / B;
         for (int k = 0; k < S; ++k) {
           next->codes[k] = t.slots[k] + i;
           next->headers[k] = header_at(t.headers[k], i);
         }
-        if (n < B) {  // the last, short block: zeros enter no statistic
-          last_to = x.p;
-          x.p = padded(x.p, n, last_p);
-          x.g = padded(x.g, n, last_g);
-          each<S>([&](auto k) LEANOPT_LAMBDA {
-            std::copy_n(next->codes[k], n, last[k]);
-            std::fill(last[k] + n, last[k] + B, Format::template zero<Formula::slots[k].range>);
-            next->codes[k] = last[k];
-          });
+        if constexpr (!always_in_place) {
+          if (!t.in_place()) x = t.through->open(t.first + i, n);
+          if (n < B) {  // the last, short block: zeros enter no statistic
+            last_to = x.p;
+            x.p = padded(x.p, n, last_p);
+            x.g = padded(x.g, n, last_g);
+            each<S>([&](auto k) LEANOPT_LAMBDA {
+              std::copy_n(next->codes[k], n, last[k]);
+              std::fill(last[k] + n, last[k] + B, Format::template zero<Formula::slots[k].range>);
+              next->codes[k] = last[k];
+            });
+          }
         }
         step(c, in, n, *next);
       }
       if (i > 0) {
-        const T *const p = t.p + i + ahead, *const g = t.g + i + ahead;
+        const auto asked = t.at(i + ahead);
         encode(*ready, [&](int j, int m) LEANOPT_LAMBDA {
-          for (int z = t.in_place() ? 0 : m; z < m; z += 64 / int(sizeof(T))) {
-            __builtin_prefetch(p + j + z);
-            __builtin_prefetch(g + j + z);
+          for (int z = t.in_place() ? 0 : m; z < m; z += 64 / int(sizeof(typename View::word))) {
+            __builtin_prefetch(asked.p + j + z);
+            __builtin_prefetch(asked.g + j + z);
           }
           constexpr int line = 64 / int(sizeof(stored));
           each<S>([&](auto k) LEANOPT_LAMBDA {
@@ -741,8 +847,12 @@ struct blocks {
           });
           move(c, *ready, j, m);
         });
-        if (last_to && i >= t.elements) std::copy_n(last_p, t.elements % B, last_to);
-        if (!t.in_place()) t.through->close();
+        if constexpr (View::converts)
+          ready->x.template write<lanes_of<Width, float>>(t.key, ready->block * B, B, ready->room);
+        if constexpr (!always_in_place) {
+          if (last_to && i >= t.elements) std::copy_n(last_p, t.elements % B, last_to);
+          if (!t.in_place()) t.through->close();
+        }
       }
       if (i < t.elements) fit(t.key, *next);
       std::swap(next, ready);
@@ -762,7 +872,7 @@ struct encode_kernel {
     constexpr int S = all::S, B = all::B;
     for (std::size_t i = 0; i < t.elements; i += B) {
       const std::size_t n = std::min(std::size_t(B), t.elements - i);
-      typename all::template pending<Width> x;
+      typename all::template pending<Width, operands_view<float>> x;
       x.x = {};
       typename all::stored copy[S][B];
       x.block = i / B;
@@ -804,6 +914,13 @@ struct step_kernel {
   static constexpr level most = Format::block == 0                     ? level::avx2
                                 : has_tables<Format> && sizeof(T) == 4 ? level::avx512vbmi
                                                                        : widest<T>;
+
+  /// Whether bfloat16 numbers are converted in the lane, where that pays for the kernel: not of
+  /// rules whose passes have read them all before.
+  template <class Weights>
+  static constexpr bool takes_bfloat16 = std::is_same_v<T, float> &&
+                                         (Format::block == 0 ? !Formula::template inputs<T>::present
+                                                             : has_halves<Formula, T>);
 
   template <int Width, class Piece, class Inputs>
   LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& c, const Piece& t,
@@ -936,22 +1053,43 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
           const typename Formula::template inputs<T>& in, std::size_t first, std::size_t last) {
   constexpr int S = Formula::slot_count;
   using kernel = detail::step_kernel<Formula, Format, T>;
-  using square = std::conditional_t<Format::compressed && keeps_squares<Formula>(), float, T>;
+  const auto point_to_state = [&](auto& x) {
+    for (int k = 0; k < S; ++k) {
+      x.slots[k] = static_cast<typename Format::template stored<T>*>(t.slots[k]) + first;
+      if constexpr (detail::has_headers<Format>)
+        x.headers[k] = static_cast<typename Format::header*>(t.headers[k]) + first / Format::block;
+    }
+  };
+  const auto run = [&](const auto& x) { detail::launch<kernel, kernel::most>(l, c, x, in); };
+  if constexpr (kernel::template takes_bfloat16<Weights>)
+    if (const std::size_t n = (last - first) / stage * stage;
+        n && are_bfloat16(t.p, t.g) && !t.skipped && l != level::scalar) {
+      const auto numbers = [first](const operand& x) {
+        return static_cast<std::uint16_t*>(x.data) + first;
+      };
+      bfloat16_piece<Weights, Format, S> x{
+          {numbers(t.p), numbers(t.g), detail::residual_at<Weights>(t.p, first)},
+          {},
+          {},
+          n,
+          first,
+          t.key};
+      point_to_state(x);
+      run(x);
+      first += n;
+      if (first == last) return;
+    }
   piece<T, Format, S> x{nullptr, nullptr, {}, {}, last - first, first, t.key};
-  for (int k = 0; k < S; ++k) {
-    x.slots[k] = static_cast<typename Format::template stored<T>*>(t.slots[k]) + first;
-    if constexpr (detail::has_headers<Format>)
-      x.headers[k] = static_cast<typename Format::header*>(t.headers[k]) + first / Format::block;
-  }
-  const auto run = [&] { detail::launch<kernel, kernel::most>(l, c, x, in); };
+  point_to_state(x);
   if (in_place<T>(t.p) && in_place<T>(t.g) && !t.skipped) {
     x.p = static_cast<T*>(t.p.data) + first;
     x.g = static_cast<const T*>(t.g.data) + first;
-    return run();
+    return run(x);
   }
+  using square = std::conditional_t<Format::compressed && keeps_squares<Formula>(), float, T>;
   detail::staged<T, Weights, square> through(l, t);
   x.through = &through;
-  run();
+  run(x);
 }
 
 /// The moments of a whole tensor into its codes and headers, and back. `t` has no parameter here.
