@@ -287,11 +287,6 @@ void write(level l, const operand& x, std::size_t first, std::size_t n, const T*
            });
 }
 
-/// Whether both are runs of bfloat16 numbers.
-inline bool are_bfloat16(const operand& p, const operand& g) {
-  return p.is_run() && g.is_run() && p.type == number::bfloat16 && g.type == number::bfloat16 &&
-         g.factor == 1;
-}
 /// Whether the engine may work on x in place, as an array of T.
 template <class T>
 bool in_place(const operand& x) {
@@ -300,6 +295,17 @@ bool in_place(const operand& x) {
 }
 
 // ---- elementwise steps --------------------------------------------------------------------------
+
+/// What a step of one tensor needs. Slots and headers are contiguous, in the order of the operands.
+struct tensor_step {
+  operand p, g;
+  void* slots[3] = {};
+  void* headers[3] = {};
+  std::size_t elements = 0;
+  std::uint64_t key = 0;
+  /// Where there is one, elements whose gradient is not finite stay as they are and are counted.
+  std::int64_t* skipped = nullptr;
+};
 
 /// The parameters and gradients that a kernel steps together.
 template <class T>
@@ -318,6 +324,15 @@ struct operands_view {
   LEANOPT_INLINE V load_g(std::size_t i) const {
     return lane_traits<V>::load(g + i);
   }
+  /// As load_some() of lanes.
+  template <class V>
+  LEANOPT_INLINE V load_some_p(std::size_t i, std::size_t n) const {
+    return lane_traits<V>::load_some(p + i, n);
+  }
+  template <class V>
+  LEANOPT_INLINE V load_some_g(std::size_t i, std::size_t n) const {
+    return lane_traits<V>::load_some(g + i, n);
+  }
 };
 /// The same of bfloat16 numbers, converted in the lane.
 template <class Weights>
@@ -329,6 +344,12 @@ struct bfloat16_view {
   const std::uint16_t* g;
   typename Weights::residual* rest;
 
+  /// From element i of a tensor on.
+  static bfloat16_view of(const tensor_step& t, std::size_t i) {
+    return {static_cast<std::uint16_t*>(t.p.data) + i,
+            static_cast<const std::uint16_t*>(t.g.data) + i, detail::residual_at<Weights>(t.p, i)};
+  }
+
   template <class V>
   LEANOPT_INLINE V load_p(std::size_t i) const {
     return Weights::template read<bfloat16_bits, V>(lane_traits<V>::load_words(p + i),
@@ -337,6 +358,15 @@ struct bfloat16_view {
   template <class V>
   LEANOPT_INLINE V load_g(std::size_t i) const {
     return bfloat16_bits::widen<V>(lane_traits<V>::load_words(g + i));
+  }
+  // Whole stages have whole registers only.
+  template <class V>
+  LEANOPT_INLINE V load_some_p(std::size_t i, std::size_t) const {
+    return load_p<V>(i);
+  }
+  template <class V>
+  LEANOPT_INLINE V load_some_g(std::size_t i, std::size_t) const {
+    return load_g<V>(i);
   }
   /// n parameters from float32, of which the first is element `first` of the tensor.
   template <class V>
@@ -347,6 +377,17 @@ struct bfloat16_view {
         std::uint32_t(first % stage));
   }
 };
+namespace detail {
+/// Whether x is a run of bfloat16 numbers that are read as they are.
+inline bool is_bfloat16(const operand& x) {
+  return x.is_run() && x.type == number::bfloat16 && x.factor == 1;
+}
+/// Whether the numbers of a tensor are converted in the lane, those of whole stages.
+inline bool in_lane(level l, const tensor_step& t) {
+  return l != level::scalar && !t.skipped && is_bfloat16(t.p) && is_bfloat16(t.g);
+}
+}  // namespace detail
+
 /// How a kernel gets at those that it cannot step where they are: a stage or less at a time.
 template <class T>
 class passage {
@@ -460,7 +501,6 @@ struct stream {
     constexpr std::size_t N = L::count;
     const auto c = coeffs;  // local copies: no store in the loop can change them, so the broadcasts
     const auto t = piece_;  // are hoisted
-    alignas(64) T input[inputs::present ? stage : 1] = {};
     const std::size_t chunk = inputs::present || !t.in_place() ? stage : t.elements;
     for (std::size_t at = 0; at < t.elements; at += chunk) {
       const std::size_t m = std::min(chunk, t.elements - at), full = m - m % N;
@@ -491,14 +531,7 @@ struct stream {
         prefetch(x.p + 2 * stage);
         prefetch(x.g + 2 * stage);
       }
-      if constexpr (inputs::present)
-        with_inputs<V>(in, t.first + at, m, input, [&](auto get) LEANOPT_LAMBDA {
-          step([&](V& p, const V& g, V* s, std::size_t j, auto load)
-                   LEANOPT_LAMBDA { Formula::apply(c, p, g, s, get(j, load)); });
-        });
-      else
-        step([&](V& p, const V& g, V* s, std::size_t, auto)
-                 LEANOPT_LAMBDA { Formula::apply(c, p, g, s); });
+      apply_to_stage<V>(c, in, t.first + at, m, step);
       if (__builtin_expect(x.kept != nullptr, 0))
         for (int k = 0; k < S; ++k)
           for (std::size_t j = 0; j < m; ++j)
@@ -509,7 +542,8 @@ struct stream {
 
   template <int Width, class Weights, class Format>
   LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& coeffs,
-                                 const bfloat16_piece<Weights, Format, S>& piece_, const inputs&) {
+                                 const bfloat16_piece<Weights, Format, S>& piece_,
+                                 const inputs& in) {
     using V = lanes_of<Width, T>;
     using L = lane_traits<V>;
     constexpr std::size_t N = L::count;
@@ -518,14 +552,38 @@ struct stream {
     for (std::size_t at = 0; at < t.elements; at += stage) {
       const auto x = t.at(at);
       alignas(64) T room[stage];
-      for (std::size_t j = 0; j < stage; j += N) {
-        V p = x.template load_p<V>(j), moments[S ? S : 1];
-        each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = L::load(t.slots[k] + at + j); });
-        Formula::apply(c, p, x.template load_g<V>(j), moments);
-        each<S>([&](auto k) LEANOPT_LAMBDA { L::store(t.slots[k] + at + j, moments[k]); });
-        L::store(room + j, p);
-      }
+      const auto load = [](const T* y) LEANOPT_LAMBDA { return L::load(y); };
+      const auto step = [&](auto apply) LEANOPT_LAMBDA {
+        for (std::size_t j = 0; j < stage; j += N) {
+          V p = x.template load_p<V>(j), moments[S ? S : 1];
+          each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = load(t.slots[k] + at + j); });
+          apply(p, x.template load_g<V>(j), moments, j, load);
+          each<S>([&](auto k) LEANOPT_LAMBDA { L::store(t.slots[k] + at + j, moments[k]); });
+          L::store(room + j, p);
+        }
+      };
+      apply_to_stage<V>(c, in, t.first + at, stage, step);
       x.template write<V>(t.key, t.first + at, stage, room);
+    }
+  }
+
+ private:
+  /// step(apply), where apply(p, g, moments, j, load) is the formula with its inputs from element j
+  /// of the stage on.
+  template <class V, class Step>
+  LEANOPT_INLINE static void apply_to_stage(const typename Formula::template coeffs<T>& c,
+                                            [[maybe_unused]] const inputs& in,
+                                            [[maybe_unused]] std::size_t first,
+                                            [[maybe_unused]] std::size_t n, Step step) {
+    if constexpr (inputs::present) {
+      alignas(64) T room[stage];
+      with_inputs<V>(in, first, n, room, [&](auto get) LEANOPT_LAMBDA {
+        step([&](V& p, const V& g, V* s, std::size_t j, auto load)
+                 LEANOPT_LAMBDA { Formula::apply(c, p, g, s, get(j, load)); });
+      });
+    } else {
+      step([&](V& p, const V& g, V* s, std::size_t, auto)
+               LEANOPT_LAMBDA { Formula::apply(c, p, g, s); });
     }
   }
 };
@@ -915,12 +973,9 @@ struct step_kernel {
                                 : has_tables<Format> && sizeof(T) == 4 ? level::avx512vbmi
                                                                        : widest<T>;
 
-  /// Whether bfloat16 numbers are converted in the lane, where that pays for the kernel: not of
-  /// rules whose passes have read them all before.
-  template <class Weights>
-  static constexpr bool takes_bfloat16 = std::is_same_v<T, float> &&
-                                         (Format::block == 0 ? !Formula::template inputs<T>::present
-                                                             : has_halves<Formula, T>);
+  /// Whether bfloat16 numbers are converted in the lane.
+  static constexpr bool takes_bfloat16 =
+      std::is_same_v<T, float> && (Format::block == 0 || has_halves<Formula, T>);
 
   template <int Width, class Piece, class Inputs>
   LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& c, const Piece& t,
@@ -933,17 +988,6 @@ struct step_kernel {
 };
 
 }  // namespace detail
-
-/// What a step of one tensor needs. Slots and headers are contiguous, in the order of the operands.
-struct tensor_step {
-  operand p, g;
-  void* slots[3] = {};
-  void* headers[3] = {};
-  std::size_t elements = 0;
-  std::uint64_t key = 0;
-  /// Where there is one, elements whose gradient is not finite stay as they are and are counted.
-  std::int64_t* skipped = nullptr;
-};
 
 namespace detail {
 
@@ -1061,19 +1105,10 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
     }
   };
   const auto run = [&](const auto& x) { detail::launch<kernel, kernel::most>(l, c, x, in); };
-  if constexpr (kernel::template takes_bfloat16<Weights>)
-    if (const std::size_t n = (last - first) / stage * stage;
-        n && are_bfloat16(t.p, t.g) && !t.skipped && l != level::scalar) {
-      const auto numbers = [first](const operand& x) {
-        return static_cast<std::uint16_t*>(x.data) + first;
-      };
+  if constexpr (kernel::takes_bfloat16)
+    if (const std::size_t n = (last - first) / stage * stage; n && detail::in_lane(l, t)) {
       bfloat16_piece<Weights, Format, S> x{
-          {numbers(t.p), numbers(t.g), detail::residual_at<Weights>(t.p, first)},
-          {},
-          {},
-          n,
-          first,
-          t.key};
+          bfloat16_view<Weights>::of(t, first), {}, {}, n, first, t.key};
       point_to_state(x);
       run(x);
       first += n;
@@ -1147,38 +1182,39 @@ struct update_sums {
   struct result {
     double parameter = 0, update = 0;
   };
-  template <int Width>
-  LEANOPT_INLINE static result run(const T* p, const T* g, std::size_t first, std::size_t n,
+  template <int Width, class View>
+  LEANOPT_INLINE static result run(const View& x, std::size_t first, std::size_t n,
                                    const Inputs& in) {
     using V = lanes_of<Width, T>;
     using L = lane_traits<V>;
     alignas(64) T input[stage];
     result sums;
-    for (std::size_t i = 0; i < n; i += stage, p += stage, g += stage) {
+    for (std::size_t i = 0; i < n; i += stage) {
       const std::size_t m = std::min(stage, n - i);
       if (m == stage) {
-        prefetch(p + 2 * stage);
-        prefetch(g + 2 * stage);
+        prefetch(x.p + i + 2 * stage);
+        prefetch(x.g + i + 2 * stage);
       }
       sums.parameter += sum_of_squares<V>(m, [&](std::size_t at, std::size_t some) LEANOPT_LAMBDA {
-        return L::load_some(p + at, some);
+        return x.template load_some_p<V>(i + at, some);
       });
       with_inputs<V>(in, first + i, m, input, [&](auto get) LEANOPT_LAMBDA {
         sums.update += sum_of_squares<V>(m, [&](std::size_t at, std::size_t some) LEANOPT_LAMBDA {
           const auto load = [&](const T* x) LEANOPT_LAMBDA { return L::load_some(x, some); };
-          return load(g + at) * get(at, load);
+          return x.template load_some_g<V>(i + at, some) * get(at, load);
         });
       });
     }
     return sums;
   }
 };
-/// Sums of squares along `rows` rows of n columns, added to row[] and column[].
-template <class T>
+/// Sums of squares along `rows` rows of n columns, added to row[] and column[]. Numbers are T, or
+/// bfloat16 in rows of whole registers.
+template <class T, class Memory = T>
 struct matrix_sums {
   template <int Width>
-  LEANOPT_INLINE static void run(const T* g, std::size_t rows, std::size_t stride, std::size_t n,
-                                 double* row, T* column) {
+  LEANOPT_INLINE static void run(const Memory* g, std::size_t rows, std::size_t stride,
+                                 std::size_t n, double* row, T* column) {
     constexpr std::size_t together = 4;  // column sums are read and written once for so many rows
     std::size_t r = 0;
     for (; r + together <= rows; r += together)
@@ -1187,8 +1223,15 @@ struct matrix_sums {
   }
 
  private:
+  template <class V>
+  LEANOPT_INLINE static V load(const Memory* g, [[maybe_unused]] std::size_t some) {
+    if constexpr (std::is_same_v<Memory, T>)
+      return lane_traits<V>::load_some(g, some);
+    else
+      return bfloat16_bits::widen<V>(lane_traits<V>::load_words(g));
+  }
   template <int Width, int Rows>
-  LEANOPT_INLINE static void add(const T* g, std::size_t stride, std::size_t n, double* row,
+  LEANOPT_INLINE static void add(const Memory* g, std::size_t stride, std::size_t n, double* row,
                                  T* column) {
     using V = lanes_of<Width, T>;
     using L = lane_traits<V>;
@@ -1200,7 +1243,7 @@ struct matrix_sums {
         V in_column = L::load_some(column + at + i, some);
         LEANOPT_UNROLL
         for (int r = 0; r < Rows; ++r) {
-          const V x = L::load_some(g + r * stride + at + i, some), square = x * x;
+          const V x = load<V>(g + r * stride + at + i, some), square = x * x;
           sums[r].part[k] = sums[r].part[k] + square;
           in_column = in_column + square;
         }
@@ -1390,29 +1433,37 @@ class matrix_passes {
   template <class For>
   root_mean_squares_t root_mean_squares(For for_units) {
     using kernel = detail::update_sums<T, inputs>;
-    const auto sums_of = [&](const T* p, const T* g, std::size_t i, std::size_t n) {
-      return detail::launch<kernel, detail::widest<T>>(level_, p, g, i, n, inputs_);
+    const auto sums_of = [&](const auto& x, std::size_t i, std::size_t n) {
+      return detail::launch<kernel, detail::widest<T>>(level_, x, i, n, inputs_);
     };
     const std::size_t n = t_.elements;
     double* const updates = sums_ + units_of(n);
+    const bool as_they_are = in_place<T>(t_.p) && in_place<T>(t_.g) && !skips();
     for_units(units_of(n), [&](std::size_t begin, std::size_t end) {
       const float_environment guard;
       detail::stage_of<T, Weights> parameter(level_, t_.p, false);
       detail::stage_of<T, weights::plain> gradient(level_, t_.g, skips());
-      const bool as_they_are = in_place<T>(t_.p) && in_place<T>(t_.g) && !skips();
       for (std::size_t u = begin; u < end; ++u) {
         const std::size_t first = u * unit, last = std::min(n, first + unit);
         typename kernel::result sums;
+        std::size_t done = 0;
         if (as_they_are) {
-          sums = sums_of(static_cast<const T*>(t_.p.data) + first,
-                         static_cast<const T*>(t_.g.data) + first, first, last - first);
-        } else {
-          detail::each_stage(first, last, [&](std::size_t i, std::size_t m) {
-            const auto some = sums_of(parameter.read(i, m), gradient.read(i, m), i, m);
-            sums.parameter += some.parameter;
-            sums.update += some.update;
-          });
+          done = last - first;
+          sums = sums_of(operands_view<const T>{static_cast<const T*>(t_.p.data) + first,
+                                                static_cast<const T*>(t_.g.data) + first},
+                         first, done);
+        } else if constexpr (std::is_same_v<T, float>) {
+          if (detail::in_lane(level_, t_)) {
+            done = (last - first) / stage * stage;
+            sums = sums_of(bfloat16_view<Weights>::of(t_, first), first, done);
+          }
         }
+        detail::each_stage(first + done, last, [&](std::size_t i, std::size_t m) {
+          const auto some =
+              sums_of(operands_view<const T>{parameter.read(i, m), gradient.read(i, m)}, i, m);
+          sums.parameter += some.parameter;
+          sums.update += some.update;
+        });
         sums_[u] = sums.parameter;
         updates[u] = sums.update;
       }
@@ -1472,13 +1523,16 @@ class matrix_passes {
 
   void sum_tile(std::size_t first, std::size_t rows, std::size_t n, double* row_sums,
                 T* column_sums) {
-    using kernel = detail::matrix_sums<T>;
-    if (in_place<T>(t_.g) && !skips()) {
-      const T* g = static_cast<const T*>(t_.g.data) + first;
-      detail::launch<kernel, detail::widest<T>>(level_, g, rows, t_.columns, n, row_sums,
-                                                column_sums);
-      return;
-    }
+    const auto add = [&](const auto* g, std::size_t some, std::size_t stride, double* of_rows) {
+      using kernel = detail::matrix_sums<T, std::decay_t<decltype(*g)>>;
+      detail::launch<kernel, detail::widest<T>>(level_, g, some, stride, n, of_rows, column_sums);
+    };
+    if (in_place<T>(t_.g) && !skips())
+      return add(static_cast<const T*>(t_.g.data) + first, rows, t_.columns, row_sums);
+    if constexpr (std::is_same_v<T, float>)
+      if (detail::is_bfloat16(t_.g) && level_ != level::scalar && !skips() && n % 16 == 0)
+        return add(static_cast<const std::uint16_t*>(t_.g.data) + first, rows, t_.columns,
+                   row_sums);
     alignas(64) T copy[tile];
     const std::size_t together = n == t_.columns ? tile / n : 1;  // whole rows are one run
     for (std::size_t r = 0; r < rows; r += together) {
@@ -1487,8 +1541,7 @@ class matrix_passes {
       if (skips())
         for (std::size_t i = 0; i < some * n; ++i)
           if (detail::gradient_check<T>::is_bad(copy[i])) copy[i] = 0;
-      detail::launch<kernel, detail::widest<T>>(level_, static_cast<const T*>(copy), some, n, n,
-                                                row_sums + r, column_sums);
+      add(static_cast<const T*>(copy), some, n, row_sums + r);
     }
   }
 
