@@ -66,8 +66,8 @@ TEST(AdafactorPasses, HaveTheSameBitsOverASplitParameter) {
 
 /// Rows of a transpose are no runs in memory, and longer than a tile of the sums.
 TEST(AdafactorPasses, DoNotDependOnTheLayout) {
-  const shape s{1, 130, 2200};
-  const layout transpose{{130, 2200}, {1, 130}, s.elements()};
+  const shape s{1, 130, 4200};
+  const layout transpose{{130, 4200}, {1, 130}, s.elements()};
   for (const number type : {number::float32, number::bfloat16})
     for (const level l : levels::all_here()) {
       patterns::source random(1);

@@ -157,7 +157,7 @@ struct scalar_traits {
   using ints = std::uint32_t;
   static constexpr int count = 1;
   static constexpr int group = 1;         ///< how many registers store_bytes() takes at a time
-  static constexpr bool narrows = false;  ///< whether packing<N> is there
+  static constexpr bool narrows = false;  ///< whether there are narrow(), signs(), ones()
   LEANOPT_HD static ints iota() { return 0; }
   /// Whether x is true for all that take the same branch.
   LEANOPT_HD static bool everywhere(bool x) { return x; }

@@ -107,7 +107,7 @@ auto launch(level l, const A&... args) {
 
 }  // namespace detail
 
-// ---- numbers of any type and layout, 256 at a time ----------------------------------------------
+// ---- numbers of any type and layout -------------------------------------------------------------
 
 /// Values that pass through L1 together.
 constexpr std::size_t stage = cut::stage;
@@ -146,6 +146,7 @@ struct widen {
       to[i] = Weights::template read<Bits, S>(from[i], load_residual<S>(rest, i)).v;
   }
 };
+
 /// The random word of the weights from element `first` on, in its stage.
 template <bool Random>
 LEANOPT_INLINE std::uint32_t weight_word(std::uint64_t key, std::size_t first) {
@@ -339,10 +340,9 @@ template <class Weights>
 struct bfloat16_view {
   using word = std::uint16_t;
   static constexpr bool converts = true;
-  static constexpr const bool* kept = nullptr;
-  std::uint16_t* p;
-  const std::uint16_t* g;
-  typename Weights::residual* rest;
+  std::uint16_t* p = nullptr;
+  const std::uint16_t* g = nullptr;
+  typename Weights::residual* rest = nullptr;
 
   /// From element i of a tensor on.
   static bfloat16_view of(const tensor_step& t, std::size_t i) {
@@ -377,6 +377,7 @@ struct bfloat16_view {
         std::uint32_t(first % stage));
   }
 };
+
 namespace detail {
 /// Whether x is a run of bfloat16 numbers that are read as they are.
 inline bool is_bfloat16(const operand& x) {
@@ -388,7 +389,8 @@ inline bool in_lane(level l, const tensor_step& t) {
 }
 }  // namespace detail
 
-/// How a kernel gets at those that it cannot step where they are: a stage or less at a time.
+/// How a kernel gets at parameters and gradients that it cannot step where they are, or must check:
+/// a stage or less at a time.
 template <class T>
 class passage {
  public:
@@ -413,9 +415,17 @@ struct piece {
   std::size_t elements;
   std::size_t first;
   std::uint64_t key;
-  passage<T>* through = nullptr;  ///< to p and g, where they are not arrays of T
+  passage<T>* through = nullptr;  ///< to p and g where they do not stand there as arrays of T
 
   bool in_place() const { return through == nullptr; }
+  /// Of n elements from the part's element i on; a stage or less where it is not in place.
+  LEANOPT_INLINE view open(std::size_t i, std::size_t n) const {
+    return in_place() ? at(i) : through->open(first + i, n);
+  }
+  void close() const {
+    if (!in_place()) through->close();
+  }
+  /// The same without opening it. @pre It is in place.
   LEANOPT_INLINE view at(std::size_t i) const { return {p + i, g + i}; }
 };
 /// The same of bfloat16 numbers, whole stages of them.
@@ -430,6 +440,8 @@ struct bfloat16_piece {
   std::uint64_t key;
 
   static constexpr bool in_place() { return true; }
+  LEANOPT_INLINE view open(std::size_t i, std::size_t) const { return at(i); }
+  void close() const {}
   LEANOPT_INLINE view at(std::size_t i) const {
     return {numbers.p + i, numbers.g + i, detail::advanced(numbers.rest, i)};
   }
@@ -504,7 +516,7 @@ struct stream {
     const std::size_t chunk = inputs::present || !t.in_place() ? stage : t.elements;
     for (std::size_t at = 0; at < t.elements; at += chunk) {
       const std::size_t m = std::min(chunk, t.elements - at), full = m - m % N;
-      const operands_view<T> x = t.in_place() ? t.at(at) : t.through->open(t.first + at, m);
+      const operands_view<T> x = t.open(at, m);
       T before[S ? S : 1][stage];
       if (__builtin_expect(x.kept != nullptr, 0))
         for (int k = 0; k < S; ++k) std::copy_n(t.slots[k] + at, m, before[k]);
@@ -536,7 +548,7 @@ struct stream {
         for (int k = 0; k < S; ++k)
           for (std::size_t j = 0; j < m; ++j)
             if (x.kept[j]) t.slots[k][at + j] = before[k][j];
-      if (!t.in_place()) t.through->close();
+      t.close();
     }
   }
 
@@ -794,7 +806,8 @@ struct blocks {
   LEANOPT_INLINE static void fit(std::uint64_t key, pending<Width, View>& next) {
     range found[S];
     each<S>([&](auto k) LEANOPT_LAMBDA { found[k] = next.ranges[k].reduced(); });
-    if (__builtin_expect(next.x.kept != nullptr, 0)) restore(next, found);
+    if constexpr (!View::converts)
+      if (__builtin_expect(next.x.kept != nullptr, 0)) restore(next, found);
     if constexpr (has_headers<Format>) {
       bool large = false;
       each<S>([&](auto k) LEANOPT_LAMBDA {
@@ -857,7 +870,6 @@ struct blocks {
   template <int Width, class Piece>
   LEANOPT_INLINE static void run(const coeffs& coeffs_, const Piece& piece_, const inputs& in) {
     using View = typename Piece::view;
-    constexpr bool always_in_place = !std::is_same_v<View, operands_view<T>>;
     const auto c = coeffs_;
     const auto t = piece_;
     constexpr std::size_t ahead = Width == 1 ? 0 : 4 * B;  // four blocks, as measured
@@ -870,14 +882,13 @@ struct blocks {
       if (i < t.elements) {
         const std::size_t n = std::min(t.elements - i, std::size_t(B));
         View& x = next->x;
-        x = t.at(i);
+        x = t.open(i, n);
         next->block = (t.first + i) / B;
         for (int k = 0; k < S; ++k) {
           next->codes[k] = t.slots[k] + i;
           next->headers[k] = header_at(t.headers[k], i);
         }
-        if constexpr (!always_in_place) {
-          if (!t.in_place()) x = t.through->open(t.first + i, n);
+        if constexpr (!View::converts)
           if (n < B) {  // the last, short block: zeros enter no statistic
             last_to = x.p;
             x.p = padded(x.p, n, last_p);
@@ -888,11 +899,10 @@ struct blocks {
               next->codes[k] = last[k];
             });
           }
-        }
         step(c, in, n, *next);
       }
       if (i > 0) {
-        const auto asked = t.at(i + ahead);
+        const View asked = t.in_place() ? t.at(i + ahead) : View{};
         encode(*ready, [&](int j, int m) LEANOPT_LAMBDA {
           for (int z = t.in_place() ? 0 : m; z < m; z += 64 / int(sizeof(typename View::word))) {
             __builtin_prefetch(asked.p + j + z);
@@ -907,10 +917,8 @@ struct blocks {
         });
         if constexpr (View::converts)
           ready->x.template write<lanes_of<Width, float>>(t.key, ready->block * B, B, ready->room);
-        if constexpr (!always_in_place) {
-          if (last_to && i >= t.elements) std::copy_n(last_p, t.elements % B, last_to);
-          if (!t.in_place()) t.through->close();
-        }
+        if (last_to && i >= t.elements) std::copy_n(last_p, t.elements % B, last_to);
+        t.close();
       }
       if (i < t.elements) fit(t.key, *next);
       std::swap(next, ready);
@@ -987,10 +995,6 @@ struct step_kernel {
   }
 };
 
-}  // namespace detail
-
-namespace detail {
-
 /// Finds what nonfinite::skip_element leaves out, where squares are kept as numbers of type Square.
 template <class T, class Square = T>
 struct gradient_check {
@@ -1042,16 +1046,15 @@ class staged final : public passage<T> {
     room& r = rooms_[opened_++ % 2];
     r.first = first;
     r.n = n;
-    operands_view<T> x{static_cast<T*>(t_.p.data) + first,
-                       static_cast<const T*>(t_.g.data) + first};
-    if (!p_in_place_) {
+    operands_view<T> x{r.p, r.g};
+    if (p_in_place_)
+      x.p = static_cast<T*>(t_.p.data) + first;
+    else
       read<T, Weights>(level_, t_.p, first, n, r.p);
-      x.p = r.p;
-    }
-    if (!g_in_place_) {
+    if (g_in_place_)
+      x.g = static_cast<const T*>(t_.g.data) + first;
+    else
       read<T, weights::plain>(level_, t_.g, first, n, r.g);
-      x.g = r.g;
-    }
     r.skips = t_.skipped && has_bad<Square>(level_, x.g, n);
     if (__builtin_expect(r.skips, 0)) leave_out(r, x);
     r.at = x.p;
@@ -1076,6 +1079,7 @@ class staged final : public passage<T> {
     if (x.g != r.g) std::copy_n(x.g, r.n, r.g);
     const std::int64_t count = gradient_check<T, Square>::clear(r.g, r.n, r.bad);
     __atomic_fetch_add(t_.skipped, count, __ATOMIC_RELAXED);
+    std::fill(r.bad + r.n, r.bad + stage, false);  // a short block has marks to its end
     std::copy_n(x.p, r.n, r.before);
     x.g = r.g;
     x.kept = r.bad;
@@ -1090,8 +1094,9 @@ class staged final : public passage<T> {
 
 }  // namespace detail
 
-/// Elements [first, last) of an elementwise step; `first` is a multiple of `stage`. Operands that
-/// are not arrays of T pass through L1.
+/// Elements [first, last) of an elementwise step; `first` is a multiple of `stage`. bfloat16
+/// numbers are converted in the lane where whole stages are runs of them; what else is no array of
+/// T passes through L1.
 template <class Formula, class Format, class T, class Weights>
 void step(level l, const tensor_step& t, const typename Formula::template coeffs<T>& c,
           const typename Formula::template inputs<T>& in, std::size_t first, std::size_t last) {
@@ -1191,7 +1196,7 @@ struct update_sums {
     result sums;
     for (std::size_t i = 0; i < n; i += stage) {
       const std::size_t m = std::min(stage, n - i);
-      if (m == stage) {
+      if (n > stage) {  // else these may be copies in L1
         prefetch(x.p + i + 2 * stage);
         prefetch(x.g + i + 2 * stage);
       }
@@ -1200,7 +1205,7 @@ struct update_sums {
       });
       with_inputs<V>(in, first + i, m, input, [&](auto get) LEANOPT_LAMBDA {
         sums.update += sum_of_squares<V>(m, [&](std::size_t at, std::size_t some) LEANOPT_LAMBDA {
-          const auto load = [&](const T* x) LEANOPT_LAMBDA { return L::load_some(x, some); };
+          const auto load = [&](const T* y) LEANOPT_LAMBDA { return L::load_some(y, some); };
           return x.template load_some_g<V>(i + at, some) * get(at, load);
         });
       });
@@ -1483,7 +1488,8 @@ class matrix_passes {
  private:
   using inputs = typename Rule::template formula<true>::template inputs<T>;
   using number = scalar<T>;
-  static constexpr std::size_t chunk_rows = cut::rows, tile = 8192;
+  static constexpr std::size_t chunk_rows = cut::rows, tile = 4096;
+  static_assert(tile % stage == 0, "leanopt: rows are summed stage by stage");
 
   static std::size_t chunks(const matrix_step& t) { return (t.rows + chunk_rows - 1) / chunk_rows; }
   static std::size_t partials(const matrix_step& t) {

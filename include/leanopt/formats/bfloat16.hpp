@@ -37,7 +37,7 @@ struct bfloat16_values {
   }
   static constexpr int code_byte = 0;
   template <class>
-  static constexpr bool packs = false;
+  static constexpr bool packs = false;  ///< as those of one byte do
   template <values Range, class V>
   LEANOPT_HD static ints<V> encode(const scale&, const V& x, const ints<V>& random_bits) {
     using I = ints<V>;

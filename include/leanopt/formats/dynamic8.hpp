@@ -12,7 +12,7 @@
 // small values next to large ones are off by up to 70 %: for training prefer log8.
 #pragma once
 
-#include <leanopt/core/random.hpp>
+#include <leanopt/core/lane.hpp>
 #include <leanopt/core/slot.hpp>
 
 #include <cstdint>
@@ -192,8 +192,8 @@ struct dynamic8_blocks {
     LEANOPT_UNROLL
     for (int i = 0; i < 4; ++i) x[i] = V(real(value[i])) * V(s.absmax);
   }
-  template <values Range, class V>
-  LEANOPT_INLINE static void encode(const scale& s, const V (&x)[4], const lattice<V>&,
+  template <values Range, class V, class Draw>
+  LEANOPT_INLINE static void encode(const scale& s, const V (&x)[4], const Draw&,
                                     typename lane_traits<V>::packed& packed) {
     using L = lane_traits<V>;
     const auto& book = planes_of<Range>(s);

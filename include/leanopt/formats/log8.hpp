@@ -9,7 +9,7 @@
 // positive second moment never becomes zero.
 #pragma once
 
-#include <leanopt/core/random.hpp>
+#include <leanopt/core/lane.hpp>
 #include <leanopt/core/slot.hpp>
 
 #include <cstdint>
@@ -69,22 +69,22 @@ struct log8_blocks {
   template <values Range, class V>
   LEANOPT_HD static ints<V> encode(const scale& s, const V& x, const ints<V>& random) {
     using I = ints<V>;
-    const I magnitude = from_zero<Range>(s, x, random) - I(s.base >> s.shift);
+    const I magnitude = with_base<Range>(s, x, random) - I(s.base >> s.shift);
     if constexpr (Range == values::non_negative)
       return max(magnitude, min(bits(x), I(1u)));
     else
       return magnitude | ((bits(x) >> 24) & I(128u));
   }
-  /// The same for the bytes of four registers.
+  /// Whether bytes are encoded together below VBMI, where bytes cannot be permuted.
   template <class V>
   static constexpr bool packs = lane_traits<V>::narrows;
-  template <values Range, class V, class Packed>
-  LEANOPT_INLINE static void encode(const scale& s, const V (&x)[4], lattice<V>& draw,
-                                    Packed& code) {
+  /// The codes of four registers, with the bits that draw.next() gives for each.
+  template <values Range, class V, class Draw, class Packed>
+  LEANOPT_INLINE static void encode(const scale& s, const V (&x)[4], Draw& draw, Packed& code) {
     using L = lane_traits<V>;
     ints<V> all[4];
     LEANOPT_UNROLL
-    for (int i = 0; i < 4; ++i) all[i] = from_zero<Range>(s, x[i], draw.next());
+    for (int i = 0; i < 4; ++i) all[i] = with_base<Range>(s, x[i], draw.next());
     const Packed magnitude = L::narrow(all, s.base >> s.shift);
     if constexpr (Range == values::non_negative)
       code = max(magnitude, L::ones(x));
@@ -135,9 +135,9 @@ struct log8_blocks {
  private:
   static constexpr std::uint32_t sign = 0x80000000u;
 
-  /// The code of |x| counted from where zero is instead of the base.
+  /// The code of |x| plus that of the base.
   template <values Range, class V>
-  LEANOPT_HD static ints<V> from_zero(const scale& s, const V& x, const ints<V>& random) {
+  LEANOPT_HD static ints<V> with_base(const scale& s, const V& x, const ints<V>& random) {
     const V base = real(ints<V>(s.base));
     const ints<V> dither = random >> (32 - s.shift);
     V magnitude = x;

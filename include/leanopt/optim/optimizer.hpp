@@ -8,6 +8,7 @@
 #endif
 #include <leanopt/optim/front.hpp>
 
+#include <deque>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -241,12 +242,12 @@ class optimizer : public detail::front {
       job.step = steps(*x->state) + 1;
       if (const key mine{x->options, job.step, job.epsilon, is_double(*x)}; mine != last) {
         const auto& o = static_cast<const Options&>(*x->options);
-        if (used == prepared_.size()) prepared_.push_back(std::make_unique<both>());
-        auto& [single, twofold] = *prepared_[used++];
+        if (used == prepared_.size()) prepared_.emplace_back();
+        auto& [single, twofold] = prepared_[used++];
         is_double(*x) ? prepare<double>(o, job, twofold) : prepare<float>(o, job, single);
         last = mine;
       }
-      const auto& [single, twofold] = *prepared_[used - 1];
+      const auto& [single, twofold] = prepared_[used - 1];
       job.coeffs = is_double(*x) ? static_cast<const void*>(&twofold) : &single;
       point_to_gradient(*x);
       if constexpr (needs_key) job.work.key = key_of(*x->state, job.step, x->seed);
@@ -337,9 +338,9 @@ class optimizer : public detail::front {
   static constexpr bool needs_key = Format::random || Weights::random;
 
   // Of elementwise rules and of tensor rules: lists that keep their memory from step to step.
-  using both =
-      std::pair<typename Rule::template prepared<float>, typename Rule::template prepared<double>>;
-  std::vector<std::unique_ptr<both>> prepared_;
+  std::deque<
+      std::pair<typename Rule::template prepared<float>, typename Rule::template prepared<double>>>
+      prepared_;  // which stay where they are when there are more
   engine::elementwise_work elements_;
   engine::tensor_work tensors_;
   engine::scratch_memory scratch_;
