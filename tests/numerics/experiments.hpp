@@ -20,6 +20,8 @@ namespace formats = leanopt::formats;
 /// log8 as it would be without stochastic rounding.
 struct log8_nearest : formats::log8 {
   static constexpr const char* name = "log8/nearest";
+  template <class>
+  static constexpr bool packs = false;
 
   template <leanopt::values Range, class V>
   LEANOPT_HD static leanopt::ints<V> encode(const scale& s, const V& x, const leanopt::ints<V>&) {
