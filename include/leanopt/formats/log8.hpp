@@ -69,7 +69,7 @@ struct log8_blocks {
   template <values Range, class V>
   LEANOPT_HD static ints<V> encode(const scale& s, const V& x, const ints<V>& random) {
     using I = ints<V>;
-    const I magnitude = with_base<Range>(s, x, random) - I(s.base >> s.shift);
+    const I magnitude = (with_base<Range>(s, x, random) - I(s.base)) >> s.shift;
     if constexpr (Range == values::non_negative)
       return max(magnitude, min(bits(x), I(1u)));
     else
@@ -84,7 +84,7 @@ struct log8_blocks {
     using L = lane_traits<V>;
     ints<V> all[4];
     LEANOPT_UNROLL
-    for (int i = 0; i < 4; ++i) all[i] = with_base<Range>(s, x[i], draw.next());
+    for (int i = 0; i < 4; ++i) all[i] = with_base<Range>(s, x[i], draw.next()) >> s.shift;
     const Packed magnitude = L::narrow(all, s.base >> s.shift);
     if constexpr (Range == values::non_negative)
       code = max(magnitude, L::ones(x));
@@ -135,14 +135,14 @@ struct log8_blocks {
  private:
   static constexpr std::uint32_t sign = 0x80000000u;
 
-  /// The code of |x| plus that of the base.
+  /// |x| on the way to its code: the base is still in it, of whose units the lowest bits are parts.
   template <values Range, class V>
   LEANOPT_HD static ints<V> with_base(const scale& s, const V& x, const ints<V>& random) {
     const V base = real(ints<V>(s.base));
     const ints<V> dither = random >> (32 - s.shift);
     V magnitude = x;
     if constexpr (Range == values::any) magnitude = abs(x);
-    return (bits(magnitude + base) + dither) >> s.shift;
+    return bits(magnitude + base) + dither;
   }
 
   /// The smallest base whose top code holds `largest` with the largest random addend. The first
