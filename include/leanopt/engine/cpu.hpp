@@ -379,13 +379,13 @@ struct bfloat16_view {
 };
 
 namespace detail {
-/// Whether x is a run of bfloat16 numbers that are read as they are.
-inline bool is_bfloat16(const operand& x) {
-  return x.is_run() && x.type == number::bfloat16 && x.factor == 1;
+/// Whether x is a run of bfloat16 numbers, which are converted in the lane.
+inline bool in_lane(level l, const operand& x) {
+  return l != level::scalar && x.is_run() && x.type == number::bfloat16 && x.factor == 1;
 }
-/// Whether the numbers of a tensor are converted in the lane, those of whole stages.
+/// Whether the numbers of a tensor are, those of whole stages.
 inline bool in_lane(level l, const tensor_step& t) {
-  return l != level::scalar && !t.skipped && is_bfloat16(t.p) && is_bfloat16(t.g);
+  return !t.skipped && in_lane(l, t.p) && in_lane(l, t.g);
 }
 }  // namespace detail
 
@@ -938,8 +938,7 @@ struct encode_kernel {
     constexpr int S = all::S, B = all::B;
     for (std::size_t i = 0; i < t.elements; i += B) {
       const std::size_t n = std::min(std::size_t(B), t.elements - i);
-      typename all::template pending<Width, operands_view<float>> x;
-      x.x = {};
+      typename all::template pending<Width, operands_view<float>> x;  // without parameters
       typename all::stored copy[S][B];
       x.block = i / B;
       each<S>([&](auto k) LEANOPT_LAMBDA {
@@ -1536,7 +1535,7 @@ class matrix_passes {
     if (in_place<T>(t_.g) && !skips())
       return add(static_cast<const T*>(t_.g.data) + first, rows, t_.columns, row_sums);
     if constexpr (std::is_same_v<T, float>)
-      if (detail::is_bfloat16(t_.g) && level_ != level::scalar && !skips() && n % 16 == 0)
+      if (detail::in_lane(level_, t_.g) && !skips() && n % sixteen_sums<number>::count == 0)
         return add(static_cast<const std::uint16_t*>(t_.g.data) + first, rows, t_.columns,
                    row_sums);
     alignas(64) T copy[tile];
