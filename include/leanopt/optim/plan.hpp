@@ -147,7 +147,7 @@ struct plan {
   // Of the step that runs.
   const torch::Tensor *p = nullptr, *g = nullptr;
   std::size_t group = 0, part = 0;  ///< indices
-  std::uint64_t list = 0;  ///< that it is in, or was at last, in a device's memory; or 0
+  std::uint64_t list = 0;           ///< that it is in, or was at last, in a device's memory; or 0
 
   /// Brings what the next step looks at into the cache.
   void prefetch() const {
