@@ -118,6 +118,7 @@ struct tensor {
   number type = number::float32;  ///< of parameter and gradient
   const layout *p_layout = nullptr, *g_layout = nullptr;
   array p, residual, g, slots[3], headers[3], row, column, variance;
+  double factor = 1;   ///< of the gradients
   bool skips = false;  ///< nonfinite::skip_element
   std::int64_t skipped = 0;
 
@@ -284,7 +285,7 @@ struct unit_loop {
 inline leanopt::cpu::matrix_step work_of(tensor& x, int step_number) {
   leanopt::cpu::matrix_step t;
   t.p = {x.p.data(), x.type, {}, x.residual.data()};
-  t.g = {x.g.data(), x.type, {}, nullptr};
+  t.g = {x.g.data(), x.type, {}, nullptr, x.factor};
   if (x.p_layout) t.p.shape = x.p_layout->shape();
   if (x.g_layout) t.g.shape = x.g_layout->shape();
   for (int k = 0; k < 3; ++k) {

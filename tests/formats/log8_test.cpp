@@ -346,10 +346,9 @@ struct encoded {
 constexpr std::uint8_t untouched = 0xa5;
 
 template <class Format>
-auto piece_of(encoded& e, std::size_t n, std::uint64_t key) {
-  return leanopt::cpu::piece<float, Format, 2>{
-      nullptr, nullptr, {e.m.data(), e.v.data()}, {e.header_m.data(), e.header_v.data()}, n,
-      0,       key};
+auto moments_of(encoded& e, std::size_t n, std::uint64_t key) {
+  return leanopt::cpu::stored_moments<float, Format, 2>{
+      {e.m.data(), e.v.data()}, {e.header_m.data(), e.header_v.data()}, n, 0, key};
 }
 /// With one block's room behind the codes, so that a write past the tail shows.
 template <class Format>
@@ -362,14 +361,14 @@ encoded encode_all(level l, const std::vector<float>& m, const std::vector<float
   e.header_m.assign(blocks + 1, untouched);
   e.header_v.assign(blocks + 1, untouched);
   const float* moments[] = {m.data(), v.data()};
-  leanopt::cpu::encode<two_moments, Format>(l, piece_of<Format>(e, n, key), moments);
+  leanopt::cpu::encode<two_moments, Format>(l, moments_of<Format>(e, n, key), moments);
   return e;
 }
 template <class Format>
 std::vector<std::vector<float>> decode_all(level l, encoded& e, std::size_t n) {
   std::vector<std::vector<float>> result(2, std::vector<float>(n));
   float* moments[] = {result[0].data(), result[1].data()};
-  leanopt::cpu::decode<two_moments, Format>(l, piece_of<Format>(e, n, 0), moments);
+  leanopt::cpu::decode<two_moments, Format>(l, moments_of<Format>(e, n, 0), moments);
   return result;
 }
 

@@ -73,8 +73,8 @@ struct encoded {
   std::size_t blocks() const {
     return (elements + std::size_t(Format::block) - 1) / std::size_t(Format::block);
   }
-  leanopt::cpu::piece<float, Format, 1> piece(std::uint64_t key) {
-    return {nullptr, nullptr, {codes.data()}, {headers.data()}, elements, 0, key};
+  leanopt::cpu::stored_moments<float, Format, 1> moments(std::uint64_t key) {
+    return {{codes.data()}, {headers.data()}, elements, 0, key};
   }
   friend bool operator==(const encoded& a, const encoded& b) {
     return a.codes == b.codes && a.headers == b.headers;
@@ -86,14 +86,14 @@ encoded<Format> encode(level l, const std::vector<float>& x, std::uint64_t key,
                        std::uint8_t fill = untouched) {
   encoded<Format> e(x.size(), fill);
   const float* all[] = {x.data()};
-  leanopt::cpu::encode<exchange<Range>, Format>(l, e.piece(key), all);
+  leanopt::cpu::encode<exchange<Range>, Format>(l, e.moments(key), all);
   return e;
 }
 template <class Format, values Range>
 std::vector<float> decode(level l, encoded<Format> e) {
   std::vector<float> x(e.elements);
   float* all[] = {x.data()};
-  leanopt::cpu::decode<exchange<Range>, Format>(l, e.piece(0), all);
+  leanopt::cpu::decode<exchange<Range>, Format>(l, e.moments(0), all);
   return x;
 }
 /// Stores x, or adds it to what is stored, in a step. Returns what was stored.

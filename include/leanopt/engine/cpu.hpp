@@ -288,11 +288,10 @@ void write(level l, const operand& x, std::size_t first, std::size_t n, const T*
            });
 }
 
-/// Whether the engine may work on x in place, as an array of T.
+/// Whether the numbers of x stand in memory as an array of T.
 template <class T>
-bool in_place(const operand& x) {
-  return x.is_run() && x.type == (sizeof(T) == 8 ? number::float64 : number::float32) &&
-         x.factor == 1;
+bool is_array(const operand& x) {
+  return x.is_run() && x.type == (sizeof(T) == 8 ? number::float64 : number::float32);
 }
 
 // ---- elementwise steps --------------------------------------------------------------------------
@@ -308,64 +307,83 @@ struct tensor_step {
   std::int64_t* skipped = nullptr;
 };
 
-/// The parameters and gradients that a kernel steps together.
+/// The parameters and gradients that a kernel steps together. Of the numbers from i on that a
+/// register takes, n count; the others read as 0.
 template <class T>
-struct operands_view {
+struct array_view {
+  using number = T;
   using word = T;
   static constexpr bool converts = false;
   T* p = nullptr;
   const T* g = nullptr;
+  T factor = 1;                ///< of all gradients
   const bool* kept = nullptr;  ///< elements whose moments stay as they are, if there are any
 
-  template <class V>
-  LEANOPT_INLINE V load_p(std::size_t i) const {
-    return lane_traits<V>::load(p + i);
+  /// From element i of a tensor on.
+  static array_view of(const tensor_step& t, std::size_t i) {
+    return {static_cast<T*>(t.p.data) + i, static_cast<const T*>(t.g.data) + i, T(t.g.factor)};
   }
+  LEANOPT_INLINE array_view from(std::size_t i) const { return {p + i, g + i, factor}; }
+  /// Where kernels put parameters: in `room` if they are yet to be converted.
+  LEANOPT_INLINE T* target(float*) const { return p; }
+
   template <class V>
-  LEANOPT_INLINE V load_g(std::size_t i) const {
-    return lane_traits<V>::load(g + i);
-  }
-  /// As load_some() of lanes.
-  template <class V>
-  LEANOPT_INLINE V load_some_p(std::size_t i, std::size_t n) const {
+  LEANOPT_INLINE V load_p(std::size_t i, std::size_t n = lane_traits<V>::count) const {
     return lane_traits<V>::load_some(p + i, n);
   }
   template <class V>
-  LEANOPT_INLINE V load_some_g(std::size_t i, std::size_t n) const {
-    return lane_traits<V>::load_some(g + i, n);
+  LEANOPT_INLINE V load_g(std::size_t i, std::size_t n = lane_traits<V>::count) const {
+    return lane_traits<V>::load_some(g + i, n) * V(factor);
+  }
+  /// Whole registers of gradients times the factor, in `room`, for load_multiplied_g(): a
+  /// multiplication in a loop that is full already costs more than this where there is none.
+  template <class V>
+  LEANOPT_INLINE void multiply(std::size_t n, T* room) {
+    if (factor == 1) return;
+    for (std::size_t i = 0; i < n; i += lane_traits<V>::count)
+      lane_traits<V>::store(room + i, load_g<V>(i));
+    g = room;
+    factor = 1;
+  }
+  template <class V>
+  LEANOPT_INLINE V load_multiplied_g(std::size_t i) const {
+    return lane_traits<V>::load(g + i);
   }
 };
-/// The same of bfloat16 numbers, converted in the lane.
+/// The same of bfloat16 numbers, converted in the lane: whole registers of them.
 template <class Weights>
 struct bfloat16_view {
+  using number = float;
   using word = std::uint16_t;
   static constexpr bool converts = true;
   std::uint16_t* p = nullptr;
   const std::uint16_t* g = nullptr;
+  float factor = 1;
   typename Weights::residual* rest = nullptr;
 
-  /// From element i of a tensor on.
   static bfloat16_view of(const tensor_step& t, std::size_t i) {
     return {static_cast<std::uint16_t*>(t.p.data) + i,
-            static_cast<const std::uint16_t*>(t.g.data) + i, detail::residual_at<Weights>(t.p, i)};
+            static_cast<const std::uint16_t*>(t.g.data) + i, float(t.g.factor),
+            detail::residual_at<Weights>(t.p, i)};
   }
+  LEANOPT_INLINE bfloat16_view from(std::size_t i) const {
+    return {p + i, g + i, factor, detail::advanced(rest, i)};
+  }
+  LEANOPT_INLINE float* target(float* room) const { return room; }
 
   template <class V>
-  LEANOPT_INLINE V load_p(std::size_t i) const {
+  LEANOPT_INLINE V load_p(std::size_t i, std::size_t = 0) const {
     return Weights::template read<bfloat16_bits, V>(lane_traits<V>::load_words(p + i),
                                                     detail::load_residual<V>(rest, i));
   }
   template <class V>
-  LEANOPT_INLINE V load_g(std::size_t i) const {
-    return bfloat16_bits::widen<V>(lane_traits<V>::load_words(g + i));
-  }
-  // Whole stages have whole registers only.
-  template <class V>
-  LEANOPT_INLINE V load_some_p(std::size_t i, std::size_t) const {
-    return load_p<V>(i);
+  LEANOPT_INLINE V load_g(std::size_t i, std::size_t = 0) const {
+    return bfloat16_bits::widen<V>(lane_traits<V>::load_words(g + i)) * V(factor);
   }
   template <class V>
-  LEANOPT_INLINE V load_some_g(std::size_t i, std::size_t) const {
+  LEANOPT_INLINE void multiply(std::size_t, float*) {}
+  template <class V>
+  LEANOPT_INLINE V load_multiplied_g(std::size_t i) const {
     return load_g<V>(i);
   }
   /// n parameters from float32, of which the first is element `first` of the tensor.
@@ -381,11 +399,16 @@ struct bfloat16_view {
 namespace detail {
 /// Whether x is a run of bfloat16 numbers, which are converted in the lane.
 inline bool in_lane(level l, const operand& x) {
-  return l != level::scalar && x.is_run() && x.type == number::bfloat16 && x.factor == 1;
+  return l != level::scalar && x.is_run() && x.type == number::bfloat16;
 }
 /// Whether the numbers of a tensor are, those of whole stages.
 inline bool in_lane(level l, const tensor_step& t) {
   return !t.skipped && in_lane(l, t.p) && in_lane(l, t.g);
+}
+/// Whether parameters and gradients are stepped where they are.
+template <class T>
+bool in_place(const tensor_step& t) {
+  return !t.skipped && is_array<T>(t.p) && is_array<T>(t.g);
 }
 }  // namespace detail
 
@@ -395,7 +418,7 @@ template <class T>
 class passage {
  public:
   /// Of elements [first, first + n).
-  virtual operands_view<T> open(std::size_t first, std::size_t n) = 0;
+  virtual array_view<T> open(std::size_t first, std::size_t n) = 0;
   /// Of what was opened first and is still open: two at most are.
   virtual void close() = 0;
 
@@ -403,47 +426,32 @@ class passage {
   ~passage() = default;
 };
 
-/// A part of one tensor. `first` is the index of its first element in the tensor, a multiple of the
-/// format's block; all pointers stand there already.
+/// The moments of a part of one tensor as a format stores them. `first` is the index of the part's
+/// first element in the tensor, a multiple of the format's block; all pointers stand there already.
 template <class T, class Format, int Slots>
-struct piece {
-  using view = operands_view<T>;
-  T* p;
-  const T* g;
-  typename Format::template stored<T>* slots[Slots ? Slots : 1];
-  typename Format::header* headers[Slots ? Slots : 1];
-  std::size_t elements;
-  std::size_t first;
-  std::uint64_t key;
-  passage<T>* through = nullptr;  ///< to p and g where they do not stand there as arrays of T
-
-  bool in_place() const { return through == nullptr; }
-  /// Of n elements from the part's element i on; a stage or less where it is not in place.
-  LEANOPT_INLINE view open(std::size_t i, std::size_t n) const {
-    return in_place() ? at(i) : through->open(first + i, n);
-  }
-  void close() const {
-    if (!in_place()) through->close();
-  }
-  /// The same without opening it. @pre It is in place.
-  LEANOPT_INLINE view at(std::size_t i) const { return {p + i, g + i}; }
+struct stored_moments {
+  typename Format::template stored<T>* slots[Slots ? Slots : 1] = {};
+  typename Format::header* headers[Slots ? Slots : 1] = {};
+  std::size_t elements = 0;
+  std::size_t first = 0;
+  std::uint64_t key = 0;
 };
-/// The same of bfloat16 numbers, whole stages of them.
-template <class Weights, class Format, int Slots>
-struct bfloat16_piece {
-  using view = bfloat16_view<Weights>;
-  view numbers;
-  typename Format::template stored<float>* slots[Slots ? Slots : 1];
-  typename Format::header* headers[Slots ? Slots : 1];
-  std::size_t elements;
-  std::size_t first;
-  std::uint64_t key;
+/// A part of one tensor; whole stages where its numbers are converted.
+template <class View, class Format, int Slots>
+struct piece : stored_moments<typename View::number, Format, Slots> {
+  using view = View;
+  View numbers;
+  passage<typename View::number>* through = nullptr;  ///< to numbers that are not stepped in place
 
-  static constexpr bool in_place() { return true; }
-  LEANOPT_INLINE view open(std::size_t i, std::size_t) const { return at(i); }
-  void close() const {}
-  LEANOPT_INLINE view at(std::size_t i) const {
-    return {numbers.p + i, numbers.g + i, detail::advanced(numbers.rest, i)};
+  LEANOPT_INLINE bool in_place() const { return View::converts || through == nullptr; }
+  /// Of n elements from the part's element i on; a stage or less where it is not in place.
+  LEANOPT_INLINE View open(std::size_t i, std::size_t n) const {
+    if constexpr (!View::converts)
+      if (through) return through->open(this->first + i, n);
+    return numbers.from(i);
+  }
+  LEANOPT_INLINE void close() const {
+    if (!in_place()) through->close();
   }
 };
 
@@ -483,20 +491,21 @@ LEANOPT_INLINE void advance(const typename Formula::template coeffs<T>& c, const
     Formula::advance(c, p, g, s);
 }
 
-/// f(input) for a stage of n elements; input(j, load) gives the inputs from element j on, which
-/// `load` reads. Those of a full stage in one row are computed on the way, others before, in
+/// f(input) for a stage of n elements; input(j, some) gives the inputs from element j on, of which
+/// `some` count. Those of a full stage in one row are computed on the way, others before, in
 /// `room`.
 template <class V, class T, class Inputs, class F>
 LEANOPT_INLINE void with_inputs(const Inputs& in, std::size_t first, std::size_t n, T* room, F f) {
-  const auto row = in.row_of(first, n);
-  if (row && n == stage) {  // there are no lanes without a number, which could be NaN
-    const V factor(row.factor);
-    f([&](std::size_t j, auto load)
-          LEANOPT_LAMBDA { return in.of_factors(factor, load(row.columns + j)); });
-  } else {
-    in.template fill<V>(room, first, n);
-    f([&](std::size_t j, auto load) LEANOPT_LAMBDA { return load(room + j); });
-  }
+  using L = lane_traits<V>;
+  if (n == stage)  // there are no lanes without a number, which could be NaN
+    if (const auto row = in.row_of(first, n)) {
+      const V factor(row.factor);
+      return f([&](std::size_t j, std::size_t some) LEANOPT_LAMBDA {
+        return in.of_factors(factor, L::load_some(row.columns + j, some));
+      });
+    }
+  in.template fill<V>(room, first, n);
+  f([&](std::size_t j, std::size_t some) LEANOPT_LAMBDA { return L::load_some(room + j, some); });
 }
 
 /// Formats without blocks.
@@ -505,46 +514,47 @@ struct stream {
   static constexpr int S = Formula::slot_count;
   using inputs = typename Formula::template inputs<T>;
 
-  template <int Width, class Format>
+  template <int Width, class Piece>
   LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& coeffs,
-                                 const piece<T, Format, S>& piece_, const inputs& in) {
+                                 const Piece& piece_, const inputs& in) {
+    using View = typename Piece::view;
     using V = lanes_of<Width, T>;
     using L = lane_traits<V>;
     constexpr std::size_t N = L::count;
     const auto c = coeffs;  // local copies: no store in the loop can change them, so the broadcasts
     const auto t = piece_;  // are hoisted
-    const std::size_t chunk = inputs::present || !t.in_place() ? stage : t.elements;
+    const std::size_t chunk =
+        inputs::present || View::converts || !t.in_place() ? stage : t.elements;
     for (std::size_t at = 0; at < t.elements; at += chunk) {
       const std::size_t m = std::min(chunk, t.elements - at), full = m - m % N;
-      const operands_view<T> x = t.open(at, m);
-      T before[S ? S : 1][stage];
-      if (__builtin_expect(x.kept != nullptr, 0))
-        for (int k = 0; k < S; ++k) std::copy_n(t.slots[k] + at, m, before[k]);
-      // apply(p, g, moments, j, load) is the formula with its inputs from element j on.
+      const View x = t.open(at, m);
+      alignas(64) float room[View::converts ? stage : 1];
+      T before[View::converts || !S ? 1 : S][stage];
+      if constexpr (!View::converts)
+        if (__builtin_expect(x.kept != nullptr, 0))
+          for (int k = 0; k < S; ++k) std::copy_n(t.slots[k] + at, m, before[k]);
+      // apply(p, g, moments, j, n) is the formula with its inputs from element j on.
       const auto step = [&](auto apply) LEANOPT_LAMBDA {
-        const auto move = [&](std::size_t j, auto load, auto store) LEANOPT_LAMBDA {
+        T* const to = x.target(room);
+        const auto move = [&](std::size_t j, std::size_t n) LEANOPT_LAMBDA {
           const std::size_t i = at + j;
-          V p = load(x.p + j), moments[S ? S : 1];
-          each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = load(t.slots[k] + i); });
-          apply(p, load(x.g + j), moments, j, load);
-          each<S>([&](auto k) LEANOPT_LAMBDA { store(t.slots[k] + i, moments[k]); });
-          store(x.p + j, p);
+          V p = x.template load_p<V>(j, n), moments[S ? S : 1];
+          each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = L::load_some(t.slots[k] + i, n); });
+          apply(p, x.template load_g<V>(j, n), moments, j, n);
+          each<S>([&](auto k) LEANOPT_LAMBDA { L::store_some(t.slots[k] + i, moments[k], n); });
+          L::store_some(to + j, p, n);
         };
-        for (std::size_t j = 0; j < full; j += N)
-          move(
-              j, [](const T* y) LEANOPT_LAMBDA { return L::load(y); },
-              [](T* y, const V& v) LEANOPT_LAMBDA { L::store(y, v); });
-        if (const std::size_t rest = m - full)
-          move(
-              full, [&](const T* y) LEANOPT_LAMBDA { return L::load_some(y, rest); },
-              [&](T* y, const V& v) LEANOPT_LAMBDA { L::store_some(y, v, rest); });
+        for (std::size_t j = 0; j < full; j += N) move(j, N);
+        if (const std::size_t rest = m - full) move(full, rest);
       };
       if (inputs::present && m == stage && t.in_place()) {
         prefetch(x.p + 2 * stage);
         prefetch(x.g + 2 * stage);
       }
       apply_to_stage<V>(c, in, t.first + at, m, step);
-      if (__builtin_expect(x.kept != nullptr, 0))
+      if constexpr (View::converts)
+        x.template write<V>(t.key, t.first + at, m, room);
+      else if (__builtin_expect(x.kept != nullptr, 0))
         for (int k = 0; k < S; ++k)
           for (std::size_t j = 0; j < m; ++j)
             if (x.kept[j]) t.slots[k][at + j] = before[k][j];
@@ -552,35 +562,8 @@ struct stream {
     }
   }
 
-  template <int Width, class Weights, class Format>
-  LEANOPT_INLINE static void run(const typename Formula::template coeffs<T>& coeffs,
-                                 const bfloat16_piece<Weights, Format, S>& piece_,
-                                 const inputs& in) {
-    using V = lanes_of<Width, T>;
-    using L = lane_traits<V>;
-    constexpr std::size_t N = L::count;
-    const auto c = coeffs;
-    const auto t = piece_;
-    for (std::size_t at = 0; at < t.elements; at += stage) {
-      const auto x = t.at(at);
-      alignas(64) T room[stage];
-      const auto load = [](const T* y) LEANOPT_LAMBDA { return L::load(y); };
-      const auto step = [&](auto apply) LEANOPT_LAMBDA {
-        for (std::size_t j = 0; j < stage; j += N) {
-          V p = x.template load_p<V>(j), moments[S ? S : 1];
-          each<S>([&](auto k) LEANOPT_LAMBDA { moments[k] = load(t.slots[k] + at + j); });
-          apply(p, x.template load_g<V>(j), moments, j, load);
-          each<S>([&](auto k) LEANOPT_LAMBDA { L::store(t.slots[k] + at + j, moments[k]); });
-          L::store(room + j, p);
-        }
-      };
-      apply_to_stage<V>(c, in, t.first + at, stage, step);
-      x.template write<V>(t.key, t.first + at, stage, room);
-    }
-  }
-
  private:
-  /// step(apply), where apply(p, g, moments, j, load) is the formula with its inputs from element j
+  /// step(apply), where apply(p, g, moments, j, n) is the formula with its n inputs from element j
   /// of the stage on.
   template <class V, class Step>
   LEANOPT_INLINE static void apply_to_stage(const typename Formula::template coeffs<T>& c,
@@ -590,11 +573,11 @@ struct stream {
     if constexpr (inputs::present) {
       alignas(64) T room[stage];
       with_inputs<V>(in, first, n, room, [&](auto get) LEANOPT_LAMBDA {
-        step([&](V& p, const V& g, V* s, std::size_t j, auto load)
-                 LEANOPT_LAMBDA { Formula::apply(c, p, g, s, get(j, load)); });
+        step([&](V& p, const V& g, V* s, std::size_t j, std::size_t some)
+                 LEANOPT_LAMBDA { Formula::apply(c, p, g, s, get(j, some)); });
       });
     } else {
-      step([&](V& p, const V& g, V* s, std::size_t, auto)
+      step([&](V& p, const V& g, V* s, std::size_t, std::size_t)
                LEANOPT_LAMBDA { Formula::apply(c, p, g, s); });
     }
   }
@@ -698,12 +681,7 @@ struct blocks {
     std::uint32_t random[S];
     // written out: an implicit constructor would not be inlined into code for the instruction set
     LEANOPT_INLINE pending() {}
-    LEANOPT_INLINE T* parameters() {
-      if constexpr (View::converts)
-        return room;
-      else
-        return x.p;
-    }
+    LEANOPT_INLINE T* parameters() { return x.target(room); }
   };
 
   /// Moves the moments of a full block, of which n elements count, and the parameters that do not
@@ -751,7 +729,7 @@ struct blocks {
         const F w = x.template load_p<F>(j);
         if constexpr (View::converts) L::store(next.room + j, w);
         // a lost parameter has no say in headers
-        const F gradient = fma(w, F(0), x.template load_g<F>(j));
+        const F gradient = fma(w, F(0), x.template load_multiplied_g<F>(j));
         advance<Formula, T, F>(c, w, gradient, s, input + (inputs::present ? j : 0));
         each<S>([&](auto k) LEANOPT_LAMBDA { L::store(moments[k] + j, s[k]); });
       } else {  // widen the moments, compute in double, round them to float
@@ -759,7 +737,7 @@ struct blocks {
         for (int h = j; h < j + N; h += D::count) {
           V w = x.template load_p<V>(h), wide[S];
           each<S>([&](auto k) LEANOPT_LAMBDA { wide[k] = D::load(moments[k] + h); });
-          const V gradient = fma(w, V(0), x.template load_g<V>(h));
+          const V gradient = fma(w, V(0), x.template load_multiplied_g<V>(h));
           apply<Formula, T, V>(c, w, gradient, wide, input + (inputs::present ? h : 0));
           D::store(x.p + h, w);
           each<S>([&](auto k) LEANOPT_LAMBDA { D::store(moments[k] + h, wide[k]); });
@@ -899,12 +877,15 @@ struct blocks {
               next->codes[k] = last[k];
             });
           }
+        alignas(64) T multiplied[View::converts ? 1 : B];
+        x.template multiply<lanes_of<Width, T>>(B, multiplied);
         step(c, in, n, *next);
       }
       if (i > 0) {
-        const View asked = t.in_place() ? t.at(i + ahead) : View{};
+        // What is not in place asks in vain, for what it has: better than a condition in the loop.
+        const View asked = t.in_place() ? t.numbers.from(i + ahead) : ready->x;
         encode(*ready, [&](int j, int m) LEANOPT_LAMBDA {
-          for (int z = t.in_place() ? 0 : m; z < m; z += 64 / int(sizeof(typename View::word))) {
+          for (int z = 0; z < m; z += 64 / int(sizeof(typename View::word))) {
             __builtin_prefetch(asked.p + j + z);
             __builtin_prefetch(asked.g + j + z);
           }
@@ -931,14 +912,15 @@ struct blocks {
 /// Moments in full precision into the codes of a format, all slots of a block together.
 template <class Formula, class Format>
 struct encode_kernel {
-  template <int Width, class Part>
-  LEANOPT_INLINE static void run(const Part& t, const float* const* values) {
+  template <int Width>
+  LEANOPT_INLINE static void run(const stored_moments<float, Format, Formula::slot_count>& t,
+                                 const float* const* values) {
     using all = blocks<Formula, Format, float>;
     using F = lanes_of<Width, float>;
     constexpr int S = all::S, B = all::B;
     for (std::size_t i = 0; i < t.elements; i += B) {
       const std::size_t n = std::min(std::size_t(B), t.elements - i);
-      typename all::template pending<Width, operands_view<float>> x;  // without parameters
+      typename all::template pending<Width, array_view<float>> x;  // without parameters
       typename all::stored copy[S][B];
       x.block = i / B;
       each<S>([&](auto k) LEANOPT_LAMBDA {
@@ -957,8 +939,9 @@ struct encode_kernel {
 };
 template <class Formula, class Format>
 struct decode_kernel {
-  template <int Width, class Part>
-  LEANOPT_INLINE static void run(const Part& t, float* const* values) {
+  template <int Width>
+  LEANOPT_INLINE static void run(const stored_moments<float, Format, Formula::slot_count>& t,
+                                 float* const* values) {
     using all = blocks<Formula, Format, float>;
     each<Formula::slot_count>([&](auto k) LEANOPT_LAMBDA {
       for (std::size_t i = 0; i < t.elements; i += all::B) {
@@ -1034,59 +1017,84 @@ bool has_bad(level l, const T* x, std::size_t n) {
   return launch<gradient_check<T, Square>, widest<T>>(l, x, n);
 }
 
-/// Reads and writes the numbers of one tensor that are no arrays of T, and leaves out gradients
-/// that are not finite where the step wants that.
+/// The numbers of a stage of x as an array of T. Where `skips`, those that are not finite are 0 and
+/// marked.
+template <class T, class Weights, class Square = T>
+class stage_of {
+ public:
+  stage_of(level l, const operand& x, bool skips) : level_(l), x_(x), skips_(skips) {}
+  /// Of elements [i, i + n), until the next call.
+  T* read(std::size_t i, std::size_t n) {
+    T* numbers = static_cast<T*>(x_.data) + i;
+    if (!is_copied()) {
+      if (n == stage) prefetch(numbers + 2 * stage);
+    } else {
+      cpu::read<T, Weights>(level_, x_, i, n, copy_);
+      numbers = copy_;
+    }
+    bad_ = skips_ && has_bad<Square>(level_, numbers, n) ? leave_out(numbers, n) : 0;
+    return __builtin_expect(bad_ != 0, 0) ? copy_ : numbers;
+  }
+  /// Whether read() gives a copy, bad numbers or not.
+  bool is_copied() const { return copied_; }
+  /// How many numbers are not finite.
+  std::int64_t bad() const { return bad_; }
+  /// Of all numbers of a stage; null where each is finite.
+  const bool* marks() const { return bad_ ? marks_ : nullptr; }
+
+ private:
+  [[gnu::noinline, gnu::cold]] std::int64_t leave_out(const T* numbers, std::size_t n) {
+    if (numbers != copy_) std::copy_n(numbers, n, copy_);
+    std::fill(marks_ + n, marks_ + stage, false);
+    return gradient_check<T, Square>::clear(copy_, n, marks_);
+  }
+
+  level level_;
+  const operand& x_;
+  bool skips_;
+  const bool copied_ = !is_array<T>(x_) || x_.factor != 1;
+  std::int64_t bad_ = 0;
+  alignas(64) T copy_[stage];
+  bool marks_[stage];
+};
+
+/// Reads and writes the numbers of one tensor that are not stepped in place, and leaves out
+/// gradients that are not finite where the step wants that.
 template <class T, class Weights, class Square>
 class staged final : public passage<T> {
  public:
-  staged(level l, const tensor_step& t) : level_(l), t_(t) {}
+  staged(level l, const tensor_step& t) : level_(l), t_(t), rooms_{{l, t}, {l, t}} {}
 
-  operands_view<T> open(std::size_t first, std::size_t n) override {
+  array_view<T> open(std::size_t first, std::size_t n) override {
     room& r = rooms_[opened_++ % 2];
     r.first = first;
     r.n = n;
-    operands_view<T> x{r.p, r.g};
-    if (p_in_place_)
-      x.p = static_cast<T*>(t_.p.data) + first;
-    else
-      read<T, Weights>(level_, t_.p, first, n, r.p);
-    if (g_in_place_)
-      x.g = static_cast<const T*>(t_.g.data) + first;
-    else
-      read<T, weights::plain>(level_, t_.g, first, n, r.g);
-    r.skips = t_.skipped && has_bad<Square>(level_, x.g, n);
-    if (__builtin_expect(r.skips, 0)) leave_out(r, x);
-    r.at = x.p;
-    return x;
+    r.at = r.p.read(first, n);
+    const T* g = r.g.read(first, n);
+    if (__builtin_expect(r.g.bad() != 0, 0)) {
+      __atomic_fetch_add(t_.skipped, r.g.bad(), __ATOMIC_RELAXED);
+      std::copy_n(r.at, n, r.before);
+    }
+    return {r.at, g, 1, r.g.marks()};
   }
   void close() override {
     const room& r = rooms_[closed_++ % 2];
-    if (__builtin_expect(r.skips, 0))
+    if (const bool* kept = r.g.marks())
       for (std::size_t i = 0; i < r.n; ++i)
-        if (r.bad[i]) r.at[i] = r.before[i];
-    if (!p_in_place_) write<T, Weights>(level_, t_.p, r.first, r.n, r.p, t_.key);
+        if (kept[i]) r.at[i] = r.before[i];
+    if (r.p.is_copied()) write<T, Weights>(level_, t_.p, r.first, r.n, r.at, t_.key);
   }
 
  private:
   struct room {
-    alignas(64) T p[stage], g[stage];
+    room(level l, const tensor_step& t) : p(l, t.p, false), g(l, t.g, t.skipped != nullptr) {}
+    stage_of<T, Weights> p;
+    stage_of<T, weights::plain, Square> g;
     T before[stage], *at;
-    bool bad[stage], skips;
     std::size_t first, n;
   };
-  [[gnu::noinline, gnu::cold]] void leave_out(room& r, operands_view<T>& x) {
-    if (x.g != r.g) std::copy_n(x.g, r.n, r.g);
-    const std::int64_t count = gradient_check<T, Square>::clear(r.g, r.n, r.bad);
-    __atomic_fetch_add(t_.skipped, count, __ATOMIC_RELAXED);
-    std::fill(r.bad + r.n, r.bad + stage, false);  // a short block has marks to its end
-    std::copy_n(x.p, r.n, r.before);
-    x.g = r.g;
-    x.kept = r.bad;
-  }
-
   level level_;
   const tensor_step& t_;
-  const bool p_in_place_ = cpu::in_place<T>(t_.p), g_in_place_ = cpu::in_place<T>(t_.g);
   unsigned opened_ = 0, closed_ = 0;
   room rooms_[2];
 };
@@ -1101,45 +1109,38 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
           const typename Formula::template inputs<T>& in, std::size_t first, std::size_t last) {
   constexpr int S = Formula::slot_count;
   using kernel = detail::step_kernel<Formula, Format, T>;
-  const auto point_to_state = [&](auto& x) {
+  // Elements [first, first + n).
+  const auto run = [&](std::size_t n, auto view, passage<T>* through) {
+    piece<decltype(view), Format, S> x{{{}, {}, n, first, t.key}, view, through};
     for (int k = 0; k < S; ++k) {
       x.slots[k] = static_cast<typename Format::template stored<T>*>(t.slots[k]) + first;
       if constexpr (detail::has_headers<Format>)
         x.headers[k] = static_cast<typename Format::header*>(t.headers[k]) + first / Format::block;
     }
+    detail::launch<kernel, kernel::most>(l, c, x, in);
   };
-  const auto run = [&](const auto& x) { detail::launch<kernel, kernel::most>(l, c, x, in); };
   if constexpr (kernel::takes_bfloat16)
     if (const std::size_t n = (last - first) / stage * stage; n && detail::in_lane(l, t)) {
-      bfloat16_piece<Weights, Format, S> x{
-          bfloat16_view<Weights>::of(t, first), {}, {}, n, first, t.key};
-      point_to_state(x);
-      run(x);
+      run(n, bfloat16_view<Weights>::of(t, first), nullptr);
       first += n;
       if (first == last) return;
     }
-  piece<T, Format, S> x{nullptr, nullptr, {}, {}, last - first, first, t.key};
-  point_to_state(x);
-  if (in_place<T>(t.p) && in_place<T>(t.g) && !t.skipped) {
-    x.p = static_cast<T*>(t.p.data) + first;
-    x.g = static_cast<const T*>(t.g.data) + first;
-    return run(x);
-  }
+  if (detail::in_place<T>(t)) return run(last - first, array_view<T>::of(t, first), nullptr);
   using square = std::conditional_t<Format::compressed && keeps_squares<Formula>(), float, T>;
   detail::staged<T, Weights, square> through(l, t);
-  x.through = &through;
-  run(x);
+  run(last - first, array_view<T>(), &through);
 }
 
 /// The moments of a whole tensor into its codes and headers, and back. `t` has no parameter here.
 template <class Formula, class Format>
-void encode(level l, const piece<float, Format, Formula::slot_count>& t,
+void encode(level l, const stored_moments<float, Format, Formula::slot_count>& t,
             const float* const* moments) {
   const float_environment guard;
   detail::launch<detail::encode_kernel<Formula, Format>, level::avx2>(l, t, moments);
 }
 template <class Formula, class Format>
-void decode(level l, const piece<float, Format, Formula::slot_count>& t, float* const* moments) {
+void decode(level l, const stored_moments<float, Format, Formula::slot_count>& t,
+            float* const* moments) {
   const float_environment guard;
   detail::launch<detail::decode_kernel<Formula, Format>, level::scalar>(l, t, moments);
 }
@@ -1187,10 +1188,10 @@ struct update_sums {
     double parameter = 0, update = 0;
   };
   template <int Width, class View>
-  LEANOPT_INLINE static result run(const View& x, std::size_t first, std::size_t n,
+  LEANOPT_INLINE static result run(const View& view, std::size_t first, std::size_t n,
                                    const Inputs& in) {
     using V = lanes_of<Width, T>;
-    using L = lane_traits<V>;
+    const View x = view;  // a local copy, as in stream
     alignas(64) T input[stage];
     result sums;
     for (std::size_t i = 0; i < n; i += stage) {
@@ -1200,46 +1201,37 @@ struct update_sums {
         prefetch(x.g + i + 2 * stage);
       }
       sums.parameter += sum_of_squares<V>(m, [&](std::size_t at, std::size_t some) LEANOPT_LAMBDA {
-        return x.template load_some_p<V>(i + at, some);
+        return x.template load_p<V>(i + at, some);
       });
       with_inputs<V>(in, first + i, m, input, [&](auto get) LEANOPT_LAMBDA {
         sums.update += sum_of_squares<V>(m, [&](std::size_t at, std::size_t some) LEANOPT_LAMBDA {
-          const auto load = [&](const T* y) LEANOPT_LAMBDA { return L::load_some(y, some); };
-          return x.template load_some_g<V>(i + at, some) * get(at, load);
+          return x.template load_g<V>(i + at, some) * get(at, some);
         });
       });
     }
     return sums;
   }
 };
-/// Sums of squares along `rows` rows of n columns, added to row[] and column[]. Numbers are T, or
-/// bfloat16 in rows of whole registers.
-template <class T, class Memory = T>
+/// Sums of the squares of gradients along `rows` rows of n columns, added to row[] and column[].
+template <class T>
 struct matrix_sums {
-  template <int Width>
-  LEANOPT_INLINE static void run(const Memory* g, std::size_t rows, std::size_t stride,
-                                 std::size_t n, double* row, T* column) {
+  template <int Width, class View>
+  LEANOPT_INLINE static void run(const View& x, std::size_t rows, std::size_t stride, std::size_t n,
+                                 double* row, T* column) {
     constexpr std::size_t together = 4;  // column sums are read and written once for so many rows
     std::size_t r = 0;
-    for (; r + together <= rows; r += together)
-      add<Width, together>(g + r * stride, stride, n, row + r, column);
-    for (; r < rows; ++r) add<Width, 1>(g + r * stride, stride, n, row + r, column);
+    for (; r + together <= rows; r += together) add<Width, together>(x, r, stride, n, row, column);
+    for (; r < rows; ++r) add<Width, 1>(x, r, stride, n, row, column);
   }
 
  private:
-  template <class V>
-  LEANOPT_INLINE static V load(const Memory* g, [[maybe_unused]] std::size_t some) {
-    if constexpr (std::is_same_v<Memory, T>)
-      return lane_traits<V>::load_some(g, some);
-    else
-      return bfloat16_bits::widen<V>(lane_traits<V>::load_words(g));
-  }
-  template <int Width, int Rows>
-  LEANOPT_INLINE static void add(const Memory* g, std::size_t stride, std::size_t n, double* row,
-                                 T* column) {
+  template <int Width, int Rows, class View>
+  LEANOPT_INLINE static void add(const View& view, std::size_t first, std::size_t stride,
+                                 std::size_t n, double* row, T* column) {
     using V = lanes_of<Width, T>;
     using L = lane_traits<V>;
     constexpr std::size_t N = L::count, count = sixteen_sums<V>::count;
+    const View x = view;  // a local copy, as in stream
     for (std::size_t at = 0; at < n; at += stage) {
       const std::size_t m = std::min(stage, n - at), full = m / count * count;
       sixteen_sums<V> sums[Rows];
@@ -1247,7 +1239,7 @@ struct matrix_sums {
         V in_column = L::load_some(column + at + i, some);
         LEANOPT_UNROLL
         for (int r = 0; r < Rows; ++r) {
-          const V x = load<V>(g + r * stride + at + i, some), square = x * x;
+          const V g = x.template load_g<V>((first + r) * stride + at + i, some), square = g * g;
           sums[r].part[k] = sums[r].part[k] + square;
           in_column = in_column + square;
         }
@@ -1256,7 +1248,7 @@ struct matrix_sums {
       for (std::size_t i = 0; i < full; i += count) LEANOPT_UNROLL
       for (std::size_t k = 0; k < count / N; ++k) add_at(i + k * N, k, N);
       for (std::size_t i = full; i < m; i += N) add_at(i, (i - full) / N, std::min(N, m - i));
-      for (int r = 0; r < Rows; ++r) row[r] += sums[r].total();
+      for (int r = 0; r < Rows; ++r) row[first + r] += sums[r].total();
     }
   }
 };
@@ -1276,38 +1268,6 @@ struct track_variance {
   }
 };
 
-/// The numbers of a stage of x as an array of T. Where `skips`, those that are not finite are 0 and
-/// marked; marks() is null where all are.
-template <class T, class Weights, class Square = T>
-class stage_of {
- public:
-  stage_of(level l, const operand& x, bool skips) : level_(l), x_(x), skips_(skips) {}
-  /// Of elements [i, i + n), until the next call.
-  const T* read(std::size_t i, std::size_t n) {
-    const T* numbers = static_cast<const T*>(x_.data) + i;
-    if (in_place<T>(x_)) {
-      if (n == stage) prefetch(numbers + 2 * stage);
-    } else {
-      cpu::read<T, Weights>(level_, x_, i, n, copy_);
-      numbers = copy_;
-    }
-    bad_ = skips_ && has_bad<Square>(level_, numbers, n);
-    if (__builtin_expect(bad_, 0)) {
-      if (numbers != copy_) std::copy_n(numbers, n, copy_);
-      gradient_check<T, Square>::clear(copy_, n, marks_);
-      numbers = copy_;
-    }
-    return numbers;
-  }
-  const bool* marks() const { return bad_ ? marks_ : nullptr; }
-
- private:
-  level level_;
-  const operand& x_;
-  bool skips_, bad_ = false;
-  alignas(64) T copy_[stage];
-  bool marks_[stage];
-};
 /// f(i, n) for stages of elements [first, last).
 template <class F>
 void each_stage(std::size_t first, std::size_t last, F f) {
@@ -1442,7 +1402,6 @@ class matrix_passes {
     };
     const std::size_t n = t_.elements;
     double* const updates = sums_ + units_of(n);
-    const bool as_they_are = in_place<T>(t_.p) && in_place<T>(t_.g) && !skips();
     for_units(units_of(n), [&](std::size_t begin, std::size_t end) {
       const float_environment guard;
       detail::stage_of<T, Weights> parameter(level_, t_.p, false);
@@ -1451,11 +1410,9 @@ class matrix_passes {
         const std::size_t first = u * unit, last = std::min(n, first + unit);
         typename kernel::result sums;
         std::size_t done = 0;
-        if (as_they_are) {
+        if (detail::in_place<T>(t_)) {
           done = last - first;
-          sums = sums_of(operands_view<const T>{static_cast<const T*>(t_.p.data) + first,
-                                                static_cast<const T*>(t_.g.data) + first},
-                         first, done);
+          sums = sums_of(array_view<T>::of(t_, first), first, done);
         } else if constexpr (std::is_same_v<T, float>) {
           if (detail::in_lane(level_, t_)) {
             done = (last - first) / stage * stage;
@@ -1463,8 +1420,7 @@ class matrix_passes {
           }
         }
         detail::each_stage(first + done, last, [&](std::size_t i, std::size_t m) {
-          const auto some =
-              sums_of(operands_view<const T>{parameter.read(i, m), gradient.read(i, m)}, i, m);
+          const auto some = sums_of(array_view<T>{parameter.read(i, m), gradient.read(i, m)}, i, m);
           sums.parameter += some.parameter;
           sums.update += some.update;
         });
@@ -1528,16 +1484,19 @@ class matrix_passes {
 
   void sum_tile(std::size_t first, std::size_t rows, std::size_t n, double* row_sums,
                 T* column_sums) {
-    const auto add = [&](const auto* g, std::size_t some, std::size_t stride, double* of_rows) {
-      using kernel = detail::matrix_sums<T, std::decay_t<decltype(*g)>>;
-      detail::launch<kernel, detail::widest<T>>(level_, g, some, stride, n, of_rows, column_sums);
+    const auto add = [&](const auto& x, std::size_t some, std::size_t stride, double* of_rows) {
+      detail::launch<detail::matrix_sums<T>, detail::widest<T>>(level_, x, some, stride, n, of_rows,
+                                                                column_sums);
     };
-    if (in_place<T>(t_.g) && !skips())
-      return add(static_cast<const T*>(t_.g.data) + first, rows, t_.columns, row_sums);
+    if (is_array<T>(t_.g) && !skips())
+      return add(array_view<T>{nullptr, static_cast<const T*>(t_.g.data) + first, T(t_.g.factor)},
+                 rows, t_.columns, row_sums);
     if constexpr (std::is_same_v<T, float>)
       if (detail::in_lane(level_, t_.g) && !skips() && n % sixteen_sums<number>::count == 0)
-        return add(static_cast<const std::uint16_t*>(t_.g.data) + first, rows, t_.columns,
-                   row_sums);
+        return add(
+            bfloat16_view<weights::plain>{
+                nullptr, static_cast<const std::uint16_t*>(t_.g.data) + first, float(t_.g.factor)},
+            rows, t_.columns, row_sums);
     alignas(64) T copy[tile];
     const std::size_t together = n == t_.columns ? tile / n : 1;  // whole rows are one run
     for (std::size_t r = 0; r < rows; r += together) {
@@ -1546,7 +1505,7 @@ class matrix_passes {
       if (skips())
         for (std::size_t i = 0; i < some * n; ++i)
           if (detail::gradient_check<T>::is_bad(copy[i])) copy[i] = 0;
-      add(static_cast<const T*>(copy), some, n, row_sums + r);
+      add(array_view<T>{nullptr, copy}, some, n, row_sums + r);
     }
   }
 

@@ -17,7 +17,7 @@ namespace engine {
 /// f(codes, stream) with codes on a device as the kernels see them. Formats with tables send them
 /// each time.
 template <class Format, int Slots, class F>
-void with_coded(const cpu::piece<float, Format, Slots>& t, at::Device device, F f) {
+void with_coded(const cpu::stored_moments<float, Format, Slots>& t, at::Device device, F f) {
   const c10::DeviceGuard guard(device);
   cuda::coded c;
   for (int k = 0; k < Slots; ++k) {
@@ -39,7 +39,7 @@ void with_coded(const cpu::piece<float, Format, Slots>& t, at::Device device, F 
 
 /// Codes of float32 numbers, a tensor per slot of the formula, all on one device and contiguous.
 template <class Formula, class Format>
-void encode(const cpu::piece<float, Format, Formula::slot_count>& t,
+void encode(const cpu::stored_moments<float, Format, Formula::slot_count>& t,
             const std::vector<at::Tensor>& numbers) {
   const float* from[3] = {};
   for (std::size_t k = 0; k < numbers.size(); ++k)
@@ -55,7 +55,7 @@ void encode(const cpu::piece<float, Format, Formula::slot_count>& t,
 }
 /// The inverse.
 template <class Formula, class Format>
-void decode(const cpu::piece<float, Format, Formula::slot_count>& t,
+void decode(const cpu::stored_moments<float, Format, Formula::slot_count>& t,
             const std::vector<at::Tensor>& numbers) {
   float* to[3] = {};
   for (std::size_t k = 0; k < numbers.size(); ++k)
@@ -86,8 +86,8 @@ void with_range(values range, F f) {
   range == values::any ? f(one_slot<values::any>{}) : f(one_slot<values::non_negative>{});
 }
 template <class Formula, class Format>
-cpu::piece<float, Format, 1> piece_of(const quantized<Format>& q, std::uint64_t key) {
-  cpu::piece<float, Format, 1> t{nullptr, nullptr, {}, {}, std::size_t(q.codes.numel()), 0, key};
+cpu::stored_moments<float, Format, 1> moments_of(const quantized<Format>& q, std::uint64_t key) {
+  cpu::stored_moments<float, Format, 1> t{{}, {}, std::size_t(q.codes.numel()), 0, key};
   using stored = typename Format::template stored<float>;
   t.slots[0] = static_cast<stored*>(q.codes.data_ptr());
   if constexpr (cpu::detail::has_headers<Format>)
@@ -141,7 +141,7 @@ quantized<Format> quantize_blockwise(const at::Tensor& x, Format, values range =
                           from.options().dtype(engine::header_type<Format>));
   detail::with_range(range, [&](auto formula) {
     using Formula = decltype(formula);
-    engine::encode<Formula, Format>(detail::piece_of<Formula>(q, random_key(seed, 0, 0)), {from});
+    engine::encode<Formula, Format>(detail::moments_of<Formula>(q, random_key(seed, 0, 0)), {from});
   });
   return q;
 }
@@ -154,7 +154,7 @@ at::Tensor dequantize_blockwise(const quantized<Format>& q) {
   at::Tensor x = at::empty(q.codes.sizes(), q.codes.options().dtype(at::kFloat));
   detail::with_range(q.range, [&](auto formula) {
     using Formula = decltype(formula);
-    engine::decode<Formula, Format>(detail::piece_of<Formula>(q, 0), {x});
+    engine::decode<Formula, Format>(detail::moments_of<Formula>(q, 0), {x});
   });
   return x;
 }

@@ -102,8 +102,8 @@ struct codec {
  private:
   template <class Formula, class Format>
   auto whole(const ParamState& s, std::int64_t elements, std::uint64_t key) const {
-    cpu::piece<float, Format, Formula::slot_count> t{
-        nullptr, nullptr, {}, {}, std::size_t(elements), 0, key};
+    cpu::stored_moments<float, Format, Formula::slot_count> t{
+        {}, {}, std::size_t(elements), 0, key};
     for (std::size_t k = 0; k < slots.size(); ++k) {
       using stored = typename Format::template stored<float>;
       t.slots[k] = static_cast<stored*>(s.tensor(slots[k].name).data_ptr());

@@ -141,7 +141,7 @@ void check_codes(std::size_t n, std::size_t shift, kind k) {
   ASSERT_EQ((leanopt::cuda::encode<Formula, Format>(t, from, nullptr)), 0);
   ASSERT_EQ((leanopt::cuda::decode<Formula, Format>(t, to, nullptr)), 0);
 
-  leanopt::cpu::piece<float, Format, 1> c{nullptr, nullptr, {}, {}, n, 0, 99};
+  leanopt::cpu::stored_moments<float, Format, 1> c{{}, {}, n, 0, 99};
   c.slots[0] = codes[1].data() + shift;
   if constexpr (leanopt::cuda::has_headers<Format>) c.headers[0] = headers[1].data();
   float* decoded[] = {back.data()};
