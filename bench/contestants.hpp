@@ -49,8 +49,21 @@ class any_optimizer : public contestant {
     return std::llround(megabytes * (1 << 20));
   }
 
- private:
+ protected:
   std::vector<std::unique_ptr<Optimizer>> optimizers_;
+};
+/// The same where each step multiplies the gradients by a scalar, as one that clips them does.
+template <class Optimizer>
+class clipping_optimizer : public any_optimizer<Optimizer> {
+ public:
+  using any_optimizer<Optimizer>::any_optimizer;
+  void step(std::size_t window) override {
+    this->optimizers_[window]->set_step_scalars({{}, {}, clip_});
+    any_optimizer<Optimizer>::step(window);
+  }
+
+ private:
+  const Tensor clip_ = torch::full({}, 0.5f);
 };
 
 /// The kernel behind Python's AdamW(fused=True), one call over all tensors of a window. Its lists
@@ -242,17 +255,18 @@ class moving_loop : public contestant {
   int reads_of_g_ = 1;
 };
 
-template <class Optimizer>
+template <class Optimizer, template <class> class Contestant = any_optimizer>
 entry optimizer_entry(std::string name, at::ScalarType type, streams moves,
                       leanopt::options_of<Optimizer> options) {
   return {std::move(name), type, std::move(moves), [options](const std::vector<window>& windows) {
-            return std::make_unique<any_optimizer<Optimizer>>(windows, options);
+            return std::make_unique<Contestant<Optimizer>>(windows, options);
           }};
 }
-template <class Optimizer>
+template <class Optimizer, template <class> class Contestant = any_optimizer>
 entry adamw_entry(std::string name, at::ScalarType type, streams moves) {
-  return optimizer_entry<Optimizer>(std::move(name), type, std::move(moves),
-                                    adamw_settings::options<leanopt::options_of<Optimizer>>());
+  return optimizer_entry<Optimizer, Contestant>(
+      std::move(name), type, std::move(moves),
+      adamw_settings::options<leanopt::options_of<Optimizer>>());
 }
 template <class Contestant>
 entry plain_entry(std::string name, at::ScalarType type, streams moves) {

@@ -71,6 +71,8 @@ const std::vector<listed>& all_entries() {
 
       {adamw_entry<leanopt::AdamW>("leanopt::AdamW", f32, {4, 4, {4, 4}}), everywhere},
       {adamw_entry<leanopt::AdamW8bit>("leanopt::AdamW8bit", f32, {4, 4, {1, 1}}), everywhere},
+      {adamw_entry<leanopt::AdamW, clipping_optimizer>("AdamW(clip)", f32, {4, 4, {4, 4}})},
+      {adamw_entry<leanopt::AdamW8bit, clipping_optimizer>("AdamW8bit(clip)", f32, {4, 4, {1, 1}})},
       {adamw_entry<adamw<dynamic8, plain>>("adamw<dynamic8>", f32, {4, 4, {1, 1}})},
       {adamw_entry<adamw<bfloat16, plain>>("adamw<bfloat16>", f32, {4, 4, {2, 2}})},
       {adamw_entry<adamw<bfloat16_stochastic, plain>>("adamw<bfloat16_stochastic>", f32,
@@ -91,6 +93,8 @@ const std::vector<listed>& all_entries() {
 
       {adamw_entry<leanopt::AdamW>("leanopt::AdamW", bf16, {2, 2, {4, 4}})},
       {adamw_entry<leanopt::AdamW8bit>("leanopt::AdamW8bit", bf16, {2, 2, {1, 1}})},
+      {adamw_entry<leanopt::AdamW8bit, clipping_optimizer>("AdamW8bit(clip)", bf16,
+                                                           {2, 2, {1, 1}})},
       {adamw_entry<adamw<bfloat16, plain>>("adamw<bfloat16>", bf16, {2, 2, {2, 2}})},
       {adamw_entry<adamw<log8, stochastic>>("adamw<log8,stochastic>", bf16, {2, 2, {1, 1}})},
       {adamw_entry<adamw<log8, split24>>("adamw<log8,split24>", bf16, {2, 2, {1, 1, 1}}),

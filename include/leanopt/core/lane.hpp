@@ -345,11 +345,13 @@ struct own_memory {
   // The first n lanes, n <= N; the others read as 0 and their memory is not touched.
 #if defined(__clang__)
   LEANOPT_INLINE static lanes<T, N> load_some(const T* p, std::size_t n) {
+    if (n == N) return own_memory::load(p);
     typename lanes<T, N>::type x{};
     for (std::size_t i = 0; i < n; ++i) x[i] = p[i];
     return x;
   }
   LEANOPT_INLINE static void store_some(T* p, const lanes<T, N>& x, std::size_t n) {
+    if (n == N) return own_memory::store(p, x);
     for (std::size_t i = 0; i < n; ++i) p[i] = x.v[i];
   }
 #else

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <tuple>
 
@@ -23,13 +22,13 @@ enum class nonfinite : std::int64_t {
 /// The values that an option may have: low <= x < high, or low < x < high where `open`.
 struct range {
   double low, high;
-  bool open = false;
+  bool open;
   bool contains(double x) const { return (open ? low < x : low <= x) && x < high; }
 };
-inline constexpr range any_value{-INFINITY, INFINITY};
-inline constexpr range not_negative{0, INFINITY};
+inline constexpr range any_value{-INFINITY, INFINITY, false};
+inline constexpr range not_negative{0, INFINITY, false};
 inline constexpr range positive{0, INFINITY, true};
-inline constexpr range below_one{0, 1};
+inline constexpr range below_one{0, 1, false};
 
 /// A field of an object of options: its name, its range and where its value is. The types are those
 /// of the constructors.
@@ -40,7 +39,7 @@ class field {
   using optional_pair = std::tuple<std::optional<double>, double>;
   enum class kind { real, integer, flag, choice, optional, pair, optional_pair };
 
-  field() : field("", any_value, kind::real, nullptr) {}
+  field() = default;  // without values: each step makes lists, which begin with `most` of them
   field(const char* name, range r, double& v) : field(name, r, kind::real, &v) {}
   field(const char* name, range r, std::int64_t& v) : field(name, r, kind::integer, &v) {}
   field(const char* name, range r, bool& v) : field(name, r, kind::flag, &v) {}
@@ -81,9 +80,6 @@ class field {
 class fields_list {
  public:
   static constexpr std::size_t most = 24;
-  fields_list(std::initializer_list<field> fields) {
-    for (const field& f : fields) add(f);
-  }
   void add(const field& f) { items_[size_++] = f; }
   std::size_t size() const { return size_; }
   const field& operator[](std::size_t i) const { return items_[i]; }

@@ -295,7 +295,7 @@ class nonfinite_fields : public Parent {
  public:
   fields_list all() {
     fields_list list = Parent::all();
-    list.add({"nonfinite", range{0, 3}, nonfinite_});
+    list.add({"nonfinite", range{0, 3, false}, nonfinite_});
     return list;
   }
 };

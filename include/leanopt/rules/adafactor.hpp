@@ -184,19 +184,21 @@ struct adafactor {
     }
 
     fields_list all() {
-      return {{"lr", not_negative, lr_},
-              {"eps", not_negative, eps_},
-              {"weight_decay", not_negative, weight_decay_},
-              {"beta2_decay", not_positive, beta2_decay_},
-              {"d", one_or_more, d_},
-              {"maximize", any_value, maximize_},
-              {"is_hugging_face", any_value, is_hugging_face_},
-              {"clip_threshold", positive, clip_threshold_},
-              {"decay_rate", not_positive, decay_rate_},
-              {"beta1", below_one, beta1_},
-              {"scale_parameter", any_value, scale_parameter_},
-              {"relative_step", any_value, relative_step_},
-              {"warmup_init", any_value, warmup_init_}};
+      fields_list list;
+      list.add({"lr", not_negative, lr_});
+      list.add({"eps", not_negative, eps_});
+      list.add({"weight_decay", not_negative, weight_decay_});
+      list.add({"beta2_decay", not_positive, beta2_decay_});
+      list.add({"d", one_or_more, d_});
+      list.add({"maximize", any_value, maximize_});
+      list.add({"is_hugging_face", any_value, is_hugging_face_});
+      list.add({"clip_threshold", positive, clip_threshold_});
+      list.add({"decay_rate", not_positive, decay_rate_});
+      list.add({"beta1", below_one, beta1_});
+      list.add({"scale_parameter", any_value, scale_parameter_});
+      list.add({"relative_step", any_value, relative_step_});
+      list.add({"warmup_init", any_value, warmup_init_});
+      return list;
     }
 
     /// Why these options contradict each other; empty when they do not. `given(name)` says whether
@@ -232,8 +234,8 @@ struct adafactor {
     }
   };
 
-  static constexpr range not_positive{-INFINITY, std::numeric_limits<double>::min()};
-  static constexpr range one_or_more{1, INFINITY};
+  static constexpr range not_positive{-INFINITY, std::numeric_limits<double>::min(), false};
+  static constexpr range one_or_more{1, INFINITY, false};
 
   /// Whether these options take the long formula.
   template <class Options>

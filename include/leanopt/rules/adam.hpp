@@ -84,9 +84,14 @@ struct adam_rule {
 
    public:
     fields_list all() {
-      return {{"lr", not_negative, lr()},        {"betas", below_one, betas()},
-              {"eps", not_negative, eps()},      {"weight_decay", not_negative, weight_decay()},
-              {"amsgrad", any_value, amsgrad()}, {"maximize", any_value, maximize_}};
+      fields_list list;
+      list.add({"lr", not_negative, lr()});
+      list.add({"betas", below_one, betas()});
+      list.add({"eps", not_negative, eps()});
+      list.add({"weight_decay", not_negative, weight_decay()});
+      list.add({"amsgrad", any_value, amsgrad()});
+      list.add({"maximize", any_value, maximize_});
+      return list;
     }
 
     template <class Given>

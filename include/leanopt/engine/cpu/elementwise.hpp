@@ -76,14 +76,14 @@ struct stream {
     const std::size_t chunk =
         inputs::present || View::converts || !t.in_place() ? stage : t.elements;
     for (std::size_t at = 0; at < t.elements; at += chunk) {
-      const std::size_t m = std::min(chunk, t.elements - at), full = m - m % N;
+      const std::size_t m = View::converts ? stage : std::min(chunk, t.elements - at);
+      const std::size_t full = m - m % N;
       const View x = t.open(at, m);
       alignas(64) float room[View::converts ? stage : 1];
       T before[View::converts || !S ? 1 : S][stage];
       if constexpr (!View::converts)
         if (__builtin_expect(x.kept != nullptr, 0))
           for (int k = 0; k < S; ++k) std::copy_n(t.slots[k] + at, m, before[k]);
-      // apply(p, g, moments, j, n) is the formula with its inputs from element j on.
       const auto step = [&](auto apply) LEANOPT_LAMBDA {
         T* const to = x.target(room);
         const auto move = [&](std::size_t j, std::size_t n) LEANOPT_LAMBDA {
@@ -427,7 +427,7 @@ struct blocks {
               next->codes[k] = last[k];
             });
           }
-        alignas(64) T multiplied[View::converts ? 1 : B];
+        alignas(64) T multiplied[View::converts ? 1 : B];  // step() alone reads it
         x.template multiply<lanes_of<Width, T>>(B, multiplied);
         step(c, in, n, *next);
       }
@@ -435,7 +435,7 @@ struct blocks {
         // What is not in place asks in vain, for what it has: better than a condition in the loop.
         const View asked = t.in_place() ? t.numbers.from(i + ahead) : ready->x;
         encode(*ready, [&](int j, int m) LEANOPT_LAMBDA {
-          for (int z = 0; z < m; z += 64 / int(sizeof(typename View::word))) {
+          for (int z = 0; z < m; z += 64 / int(sizeof *asked.p)) {
             __builtin_prefetch(asked.p + j + z);
             __builtin_prefetch(asked.g + j + z);
           }
@@ -559,7 +559,7 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
   run(last - first, array_view<T>(), &through);
 }
 
-/// The moments of a whole tensor into its codes and headers, and back. `t` has no parameter here.
+/// The moments of a whole tensor into its codes and headers, and back.
 template <class Formula, class Format>
 void encode(level l, const stored_moments<float, Format, Formula::slot_count>& t,
             const float* const* moments) {

@@ -1,5 +1,6 @@
-// The instruction sets: kernels are templates over the width of the lanes, forced into three entry
-// points, of which launch() picks one at run time. No flag of the consumer's build is needed.
+// The instruction sets: kernels are templates over the width of the lanes, forced into an entry
+// point for each set, of which launch() picks one at run time. No flag of the consumer's build is
+// needed.
 #pragma once
 
 #include <leanopt/core/lane.hpp>

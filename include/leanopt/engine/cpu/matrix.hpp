@@ -3,6 +3,7 @@
 #pragma once
 
 #include <leanopt/engine/cpu/elementwise.hpp>
+#include <leanopt/weights/plain.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -133,9 +134,6 @@ struct track_variance {
 };
 
 }  // namespace detail
-
-constexpr std::size_t unit = cut::unit;
-using leanopt::units_of;
 
 /// Root of the mean of sums per unit, added in one order whatever the number of threads.
 inline double root_mean(const double* sums, std::size_t elements) {
@@ -347,14 +345,10 @@ class matrix_passes {
                                                                 column_sums);
     };
     if (is_array<T>(t_.g) && !skips())
-      return add(array_view<T>{nullptr, static_cast<const T*>(t_.g.data) + first, T(t_.g.factor)},
-                 rows, t_.columns, row_sums);
+      return add(array_view<T>::of(t_, first), rows, t_.columns, row_sums);
     if constexpr (std::is_same_v<T, float>)
       if (detail::in_lane(level_, t_.g) && !skips() && n % sixteen_sums<number>::count == 0)
-        return add(
-            bfloat16_view<weights::plain>{
-                nullptr, static_cast<const std::uint16_t*>(t_.g.data) + first, float(t_.g.factor)},
-            rows, t_.columns, row_sums);
+        return add(bfloat16_view<weights::plain>::of(t_, first), rows, t_.columns, row_sums);
     alignas(64) T copy[tile];
     const std::size_t together = n == t_.columns ? tile / n : 1;  // whole rows are one run
     for (std::size_t r = 0; r < rows; r += together) {

@@ -1,10 +1,10 @@
 // Numbers of any type and layout, read and written stage by stage; and those that are not finite.
 #pragma once
 
+#include <leanopt/core/number.hpp>
 #include <leanopt/core/random.hpp>
 #include <leanopt/core/work.hpp>
 #include <leanopt/engine/cpu/level.hpp>
-#include <leanopt/weights/plain.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -15,6 +15,9 @@ namespace leanopt::cpu {
 
 /// Values that pass through L1 together.
 constexpr std::size_t stage = cut::stage;
+/// Values that one thread takes at a time.
+constexpr std::size_t unit = cut::unit;
+using leanopt::units_of;
 
 namespace detail {
 

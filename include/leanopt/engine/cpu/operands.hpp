@@ -2,11 +2,12 @@
 // through L1; and the moments that go with them.
 #pragma once
 
-#include <leanopt/core/slot.hpp>
+#include <leanopt/core/work.hpp>
 #include <leanopt/engine/cpu/numbers.hpp>
+#include <leanopt/weights/plain.hpp>
 
 #include <algorithm>
-#include <type_traits>
+#include <cstdint>
 
 LEANOPT_EXACT_BEGIN
 namespace leanopt::cpu {
@@ -23,11 +24,10 @@ struct tensor_step {
 };
 
 /// The parameters and gradients that a kernel steps together. Of the numbers from i on that a
-/// register takes, n count; the others read as 0.
+/// register takes, n count; the others read as 0 (times the factor, which is finite).
 template <class T>
 struct array_view {
   using number = T;
-  using word = T;
   static constexpr bool converts = false;
   T* p = nullptr;
   const T* g = nullptr;
@@ -50,8 +50,9 @@ struct array_view {
   LEANOPT_INLINE V load_g(std::size_t i, std::size_t n = lane_traits<V>::count) const {
     return lane_traits<V>::load_some(g + i, n) * V(factor);
   }
-  /// Whole registers of gradients times the factor, in `room`, for load_multiplied_g(): a
-  /// multiplication in a loop that is full already costs more than this where there is none.
+  /// Puts whole registers of gradients times the factor in `room`, for load_multiplied_g(): in a
+  /// loop that is full already a multiplication costs even where the factor is 1, and this does
+  /// not.
   template <class V>
   LEANOPT_INLINE void multiply(std::size_t n, T* room) {
     if (factor == 1) return;
@@ -69,7 +70,6 @@ struct array_view {
 template <class Weights>
 struct bfloat16_view {
   using number = float;
-  using word = std::uint16_t;
   static constexpr bool converts = true;
   std::uint16_t* p = nullptr;
   const std::uint16_t* g = nullptr;
@@ -96,7 +96,7 @@ struct bfloat16_view {
     return bfloat16_bits::widen<V>(lane_traits<V>::load_words(g + i)) * V(factor);
   }
   template <class V>
-  LEANOPT_INLINE void multiply(std::size_t, float*) {}
+  LEANOPT_INLINE void multiply(std::size_t, float*) {}  // load_multiplied_g() does
   template <class V>
   LEANOPT_INLINE V load_multiplied_g(std::size_t i) const {
     return load_g<V>(i);
