@@ -545,7 +545,7 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
       if constexpr (detail::has_headers<Format>)
         x.headers[k] = static_cast<typename Format::header*>(t.headers[k]) + first / Format::block;
     }
-    detail::launch<kernel, kernel::most>(l, c, x, in);
+    detail::launch<kernel, kernel::most, decltype(view)::least>(l, c, x, in);
   };
   if constexpr (kernel::takes_bfloat16)
     if (const std::size_t n = (last - first) / stage * stage; n && detail::in_lane(l, t)) {

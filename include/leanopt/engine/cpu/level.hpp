@@ -80,9 +80,10 @@ enter_avx512vbmi(const A&... args) {
 template <class T>
 constexpr level widest = sizeof(T) == 8 ? level::avx2 : level::avx512;
 
-/// Runs Kernel::run<Width>(args...) with the width of `l`, at most Widest's.
-template <class Kernel, level Widest, class... A>
-auto launch(level l, const A&... args) {
+/// Runs Kernel::run<Width>(args...) with the width of `l`, at most Widest's. @pre l is Least or
+/// more.
+template <class Kernel, level Widest, level Least = level::scalar, class... A>
+auto launch([[maybe_unused]] level l, const A&... args) {
 #if LEANOPT_PERMUTES_BYTES
   if constexpr (Widest == level::avx512vbmi)
     if (l == level::avx512vbmi) return enter_avx512vbmi<Kernel>(args...);
@@ -90,11 +91,16 @@ auto launch(level l, const A&... args) {
 #if LEANOPT_LANES_X86
   if constexpr (Widest >= level::avx512)
     if (l >= level::avx512) return enter_avx512<Kernel>(args...);
-  if constexpr (Widest != level::scalar)
-    if (l != level::scalar) return enter_avx2<Kernel>(args...);
-#endif
-  (void)l;
+  if constexpr (Least >= level::avx2) {
+    return enter_avx2<Kernel>(args...);
+  } else {
+    if constexpr (Widest >= level::avx2)
+      if (l >= level::avx2) return enter_avx2<Kernel>(args...);
+    return enter_scalar<Kernel>(args...);
+  }
+#else
   return enter_scalar<Kernel>(args...);
+#endif
 }
 
 }  // namespace detail

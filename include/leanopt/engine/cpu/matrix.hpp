@@ -254,7 +254,8 @@ class matrix_passes {
   root_mean_squares_t root_mean_squares(For for_units) {
     using kernel = detail::update_sums<T, inputs>;
     const auto sums_of = [&](const auto& x, std::size_t i, std::size_t n) {
-      return detail::launch<kernel, detail::widest<T>>(level_, x, i, n, inputs_);
+      return detail::launch<kernel, detail::widest<T>, std::decay_t<decltype(x)>::least>(
+          level_, x, i, n, inputs_);
     };
     const std::size_t n = t_.elements;
     double* const updates = sums_ + units_of(n);
@@ -341,8 +342,8 @@ class matrix_passes {
   void sum_tile(std::size_t first, std::size_t rows, std::size_t n, double* row_sums,
                 T* column_sums) {
     const auto add = [&](const auto& x, std::size_t some, std::size_t stride, double* of_rows) {
-      detail::launch<detail::matrix_sums<T>, detail::widest<T>>(level_, x, some, stride, n, of_rows,
-                                                                column_sums);
+      detail::launch<detail::matrix_sums<T>, detail::widest<T>, std::decay_t<decltype(x)>::least>(
+          level_, x, some, stride, n, of_rows, column_sums);
     };
     if (is_array<T>(t_.g) && !skips())
       return add(array_view<T>::of(t_, first), rows, t_.columns, row_sums);

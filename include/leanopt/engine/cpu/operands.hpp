@@ -29,6 +29,7 @@ template <class T>
 struct array_view {
   using number = T;
   static constexpr bool converts = false;
+  static constexpr level least = level::scalar;  ///< of the kernels that take it
   T* p = nullptr;
   const T* g = nullptr;
   T factor = 1;                ///< of all gradients
@@ -71,6 +72,7 @@ template <class Weights>
 struct bfloat16_view {
   using number = float;
   static constexpr bool converts = true;
+  static constexpr level least = level::avx2;
   std::uint16_t* p = nullptr;
   const std::uint16_t* g = nullptr;
   float factor = 1;
@@ -114,7 +116,7 @@ struct bfloat16_view {
 namespace detail {
 /// Whether x is a run of bfloat16 numbers, which are converted in the lane.
 inline bool in_lane(level l, const operand& x) {
-  return l != level::scalar && x.is_run() && x.type == number::bfloat16;
+  return l >= bfloat16_view<weights::plain>::least && x.is_run() && x.type == number::bfloat16;
 }
 /// Whether the numbers of a tensor are, those of whole stages.
 inline bool in_lane(level l, const tensor_step& t) {
