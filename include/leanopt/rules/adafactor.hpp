@@ -62,7 +62,7 @@ struct inverse_roots {
   LEANOPT_HD void fill(T* out, std::size_t first, std::size_t n) const {
     if (variance) {
       segment<V>(out, variance + first, n,
-                 [this](const auto& v) LEANOPT_LAMBDA { return of_variance(v); });
+                 [this](const auto& v) LEANOPT_LAMBDA { return this->of_variance(v); });
       return;
     }
     std::size_t r = first / columns, c = first % columns;
@@ -72,7 +72,7 @@ struct inverse_roots {
       segment<V>(out + i, column + r / rows * columns + c, count,
                  [this, factor](const auto& v) LEANOPT_LAMBDA {
                    using W = std::decay_t<decltype(v)>;
-                   return of_factors(W(factor), v);
+                   return this->of_factors(W(factor), v);
                  });
       i += count;
     }
