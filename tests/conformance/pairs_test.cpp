@@ -25,9 +25,9 @@
 namespace {
 
 using namespace kernel_runs;
+using leanopt::has_headers;
 using leanopt::scalar;
 using leanopt::values;
-using leanopt::cpu::detail::has_headers;
 using leanopt::formats::full;
 using leanopt::weights::plain;
 using patterns::kind;

@@ -125,7 +125,7 @@ inline std::vector<float> part(const std::vector<float>& x, std::size_t first, s
 template <class Format, values Range>
 typename Format::scale scale_of(const std::vector<float>& block, float smallest = 0) {
   typename Format::scale s[1];
-  if constexpr (leanopt::cpu::detail::has_headers<Format>) {
+  if constexpr (leanopt::has_headers<Format>) {
     typename Format::template range<scalar<float>> found[1];
     found[0].template add<Range>(scalar<float>(smallest));
     for (const float x : block) found[0].template add<Range>(scalar<float>(x));

@@ -34,10 +34,9 @@ template <class Format>
 class quantize : public ::testing::Test {};
 TYPED_TEST_SUITE(quantize, types_of<conformance::compressed_formats>::type, names);
 
+using leanopt::has_headers;
 constexpr values ranges[] = {values::any, values::non_negative};
 
-template <class Format>
-constexpr bool has_headers = !std::is_void_v<typename Format::header>;
 template <class Format>
 std::int64_t blocks_of(std::int64_t n) {
   return (n + Format::block - 1) / Format::block;

@@ -59,6 +59,8 @@ struct tables_of<Format, std::void_t<typename Format::books>> {
   using type = typename Format::books;
 };
 template <class Format>
+constexpr bool has_headers = !std::is_void_v<typename Format::header>;
+template <class Format>
 constexpr bool has_tables = !std::is_void_v<typename tables_of<Format>::type>;
 
 /// A compile-time integer (std::integral_constant converts on the host only).

@@ -22,7 +22,7 @@ void with_coded(const cpu::stored_moments<float, Format, Slots>& t, at::Device d
   cuda::coded c;
   for (int k = 0; k < Slots; ++k) {
     c.slots[k] = t.slots[k];
-    if constexpr (cpu::detail::has_headers<Format>) c.headers[k] = t.headers[k];
+    if constexpr (has_headers<Format>) c.headers[k] = t.headers[k];
   }
   c.elements = t.elements;
   c.key = t.key;
@@ -90,7 +90,7 @@ cpu::stored_moments<float, Format, 1> moments_of(const quantized<Format>& q, std
   cpu::stored_moments<float, Format, 1> t{{}, {}, std::size_t(q.codes.numel()), 0, key};
   using stored = typename Format::template stored<float>;
   t.slots[0] = static_cast<stored*>(q.codes.data_ptr());
-  if constexpr (cpu::detail::has_headers<Format>)
+  if constexpr (has_headers<Format>)
     t.headers[0] = static_cast<typename Format::header*>(q.headers.data_ptr());
   return t;
 }
@@ -101,7 +101,7 @@ void check_quantized(const quantized<Format>& q) {
                   engine::can_step_on(q.codes.device()),
               "leanopt: dequantize_blockwise: codes of ", Format::name, " are contiguous, of type ",
               codes, ", on the CPU, or on a CUDA device in a program that links leanopt::cuda");
-  if constexpr (cpu::detail::has_headers<Format>) {
+  if constexpr (has_headers<Format>) {
     constexpr auto type = engine::header_type<Format>;
     const std::int64_t blocks = (q.codes.numel() + Format::block - 1) / Format::block;
     TORCH_CHECK(q.headers.defined() && q.headers.scalar_type() == type &&
@@ -136,7 +136,7 @@ quantized<Format> quantize_blockwise(const at::Tensor& x, Format, values range =
   quantized<Format> q;
   q.range = range;
   q.codes = at::empty(x.sizes(), from.options().dtype(engine::code_type<Format>));
-  if constexpr (cpu::detail::has_headers<Format>)
+  if constexpr (has_headers<Format>)
     q.headers = at::empty({(x.numel() + Format::block - 1) / Format::block},
                           from.options().dtype(engine::header_type<Format>));
   detail::with_range(range, [&](auto formula) {

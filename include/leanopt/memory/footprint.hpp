@@ -190,7 +190,7 @@ void add_state(footprint::parameter& p, const options<Rule, Format, Weights>& o)
       using header = typename Format::header;
       if (n >= o.min_compressed_elements()) {
         keep(p, &bytes::codes, n, sizeof(typename Format::template stored<float>));
-        if constexpr (cpu::detail::has_headers<Format>)
+        if constexpr (has_headers<Format>)
           keep(p, &bytes::headers, (n + Format::block - 1) / Format::block, sizeof(header));
         return;
       }

@@ -136,7 +136,7 @@ constexpr element_bytes bytes_of(const optimizer<Rule, Format, Weights>*) {
   constexpr bool first_moment = !Rule::elementwise && Format::compressed;
   constexpr int slots = Rule::template formula<first_moment>::slot_count;
   element_bytes result{double(slots * sizeof(typename Format::template stored<float>)), 0, 0};
-  if constexpr (cpu::detail::has_headers<Format>)
+  if constexpr (has_headers<Format>)
     result.headers = double(slots * sizeof(header)) / Format::block;
   if constexpr (!std::is_void_v<residual>) result.residual = sizeof(residual);
   return result;

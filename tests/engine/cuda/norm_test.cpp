@@ -143,7 +143,7 @@ void check_codes(std::size_t n, std::size_t shift, kind k) {
 
   leanopt::cpu::stored_moments<float, Format, 1> c{{}, {}, n, 0, 99};
   c.slots[0] = codes[1].data() + shift;
-  if constexpr (leanopt::cuda::has_headers<Format>) c.headers[0] = headers[1].data();
+  if constexpr (leanopt::has_headers<Format>) c.headers[0] = headers[1].data();
   float* decoded[] = {back.data()};
   leanopt::cpu::encode<Formula, Format>(leanopt::cpu::best_level(), c, from);
   leanopt::cpu::decode<Formula, Format>(leanopt::cpu::best_level(), c, decoded);

@@ -133,8 +133,6 @@ struct stream {
   }
 };
 
-template <class Format>
-constexpr bool has_headers = !std::is_void_v<typename Format::header>;
 /// The statistics of a block's moments; none where values are stored each on their own.
 template <class Format, class V, bool = has_headers<Format>>
 struct range_type {
@@ -542,7 +540,7 @@ void step(level l, const tensor_step& t, const typename Formula::template coeffs
     piece<decltype(view), Format, S> x{{{}, {}, n, first, t.key}, view, through};
     for (int k = 0; k < S; ++k) {
       x.slots[k] = static_cast<typename Format::template stored<T>*>(t.slots[k]) + first;
-      if constexpr (detail::has_headers<Format>)
+      if constexpr (has_headers<Format>)
         x.headers[k] = static_cast<typename Format::header*>(t.headers[k]) + first / Format::block;
     }
     detail::launch<kernel, kernel::most, decltype(view)::least>(l, c, x, in);

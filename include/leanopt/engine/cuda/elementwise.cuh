@@ -179,9 +179,6 @@ struct numbers_of_stage {
 
 // ---- formats ------------------------------------------------------------------------------------
 
-template <class Format>
-constexpr bool has_headers = !std::is_void_v<typename Format::header>;
-
 /// Shared memory for a format's tables, behind that of staging.
 template <class Format>
 constexpr std::size_t table_bytes = [] {
